@@ -1,0 +1,31 @@
+"""The names of a trace's files; the only place that knows them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FORMAT_VERSION = 1
+
+MANIFEST = "trace.json"
+RANK_MANIFEST = "rank.json"
+INDEX = "index.jsonl"
+PART = ".part"
+
+_RANK_FOLDER = re.compile(r"rank(\d{5,})(?:\.r(\d+))?")
+
+
+def rank_folder(root: Path, rank: int, attempt: int = 0) -> Path:
+    """Return the folder of a global rank; ``attempt`` counts elastic restarts from 0."""
+    return root / (f"rank{rank:05d}" + (f".r{attempt}" if attempt else ""))
+
+
+def parse_rank_folder(name: str) -> tuple[int, int] | None:
+    """Return (rank, attempt) for the name of a rank folder, or None for any other name."""
+    match = _RANK_FOLDER.fullmatch(name)
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
+def segment_name(number: int) -> str:
+    """Return the file name of a sealed segment; while it is open, ``PART`` is appended."""
+    return f"seg{number:06d}.safetensors.zst"

@@ -1,0 +1,279 @@
+"""Plain records of a trace: keys, meshes, placements, shards, index entries.
+
+Every record is a frozen msgspec Struct: it is validated once, when it is decoded, and unknown keys
+are refused. This module imports no torch. Shapes and offsets count elements; ``axis`` belongs to a
+mesh, ``dim`` to a tensor, ``rank`` is global.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+INIT_STEP = -1
+"""The pseudo-step ``init``: the state before the first step. Shown to people as ``init``."""
+
+ROOT = "(root)"
+"""Canonical name of the root module, whose FQN is the empty string."""
+
+
+class Kind(StrEnum):
+    """The kinds of boundary, in the usual order of the ladder."""
+
+    INPUT = "input"
+    ACTIVATION = "activation"
+    LOSS = "loss"
+    ACTIVATION_GRAD = "activation_grad"
+    LOCAL_GRAD = "local_grad"
+    REDUCED_GRAD = "reduced_grad"
+    UNSCALED_GRAD = "unscaled_grad"
+    CLIPPED_GRAD = "clipped_grad"
+    SCHEDULE = "schedule"
+    OPTIMIZER_STATE = "optimizer_state"
+    PARAM = "param"
+    BUFFER = "buffer"
+    RNG = "rng"
+    COLLECTIVE = "collective"
+
+
+LADDER: tuple[Kind, ...] = tuple(Kind)[: tuple(Kind).index(Kind.PARAM) + 1]
+"""The rungs of the ladder, in order; the kinds after ``param`` stand beside it."""
+
+
+class Key(NamedTuple):
+    """What identifies a boundary within a run; ``microbatch`` is None for what belongs to the window."""
+
+    step: int
+    microbatch: int | None
+    kind: Kind
+    name: str
+    slot: str
+    call: int
+
+
+class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all records that are written to files."""
+
+
+class Mesh(Record):
+    """A grid of ranks: axis names, axis sizes and the global ranks in row-major order."""
+
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+class Placement(Record):
+    """How a tensor lies along one mesh axis.
+
+    ``replicate``: equal copies. ``shard``: contiguous blocks of ``dim``. ``strided_shard``: as torch's
+    _StridedShard, with ``split_factor``. ``partial``: the global value is the reduction ``op`` over the
+    axis. ``flat``: an interval of the flattened tensor. ``data``: the axis carries different samples,
+    so the rows that a rank holds are its own and are found by identity, not by offset.
+    """
+
+    kind: Literal["replicate", "shard", "strided_shard", "partial", "flat", "data"]
+    dim: int | None = None
+    split_factor: int | None = None
+    op: str | None = None
+
+
+class Box(Record):
+    """A rectangular part of the global tensor: offset and shape per dimension, in elements."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class Shard(Record):
+    """Where one rank's tensor lies in the global tensor.
+
+    ``global_shape`` is None where no rank can know it (the rows of a data-parallel batch). ``mesh`` is a
+    key of ``RankManifest.meshes``; ``coordinate`` is this rank's, one number per axis of the mesh.
+    ``boxes`` in order of the local elements, empty where the local tensor is whole along every
+    dimension. ``padding`` counts trailing local elements per dimension that are not of the global tensor.
+    """
+
+    mesh: str
+    coordinate: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    global_shape: tuple[int, ...] | None = None
+    boxes: tuple[Box, ...] = ()
+    padding: tuple[int, ...] = ()
+
+
+class Stats(Record):
+    """Statistics of one local tensor over its finite elements, accumulated in float64.
+
+    ``minimum``, ``maximum``, ``mean`` and ``l2`` are None where no element is finite or the dtype is
+    not numeric.
+    """
+
+    finite: int
+    nan: int = 0
+    inf: int = 0
+    minimum: float | None = None
+    maximum: float | None = None
+    mean: float | None = None
+    l2: float | None = None
+
+
+class Blob(Record):
+    """Where a tensor's bytes lie: byte range of its frames in a segment, and how they are encoded.
+
+    ``codec`` is ``raw`` (logical bytes) or ``planes`` (byte planes, U8 of shape [itemsize, *shape]);
+    either way the bytes are inside standard Zstandard frames.
+    """
+
+    segment: int
+    offset: int
+    length: int
+    raw_length: int
+    codec: Literal["raw", "planes"]
+
+
+class Meta(Record):
+    """What is known of a boundary beside its value; every field is optional.
+
+    See ``docs/recording.md`` for which kinds carry which field.
+    """
+
+    training: bool | None = None
+    grad_enabled: bool | None = None
+    autocast: str | None = None
+    source: str | None = None
+    module: str | None = None
+    aliases: tuple[str, ...] = ()
+    requires_grad: bool | None = None
+    members: tuple[str, ...] = ()
+    total: bool = False
+    reduction: str | None = None
+    ignore_index: int | None = None
+    denominator: float | None = None
+    assumed: bool = False
+    op: str | None = None
+    ranks: tuple[int, ...] = ()
+    optimizer: str | None = None
+    text: str | None = None
+
+
+class Boundary(Record, kw_only=True):
+    """One tensor at one boundary on one rank, as the recorder states it, before it is stored.
+
+    ``event`` numbers the boundaries of a rank in the order in which they happened, from 0.
+    ``producers`` are the events (of the same rank) whose tensors this one was computed from.
+    """
+
+    event: int
+    step: int
+    microbatch: int | None
+    kind: Kind
+    name: str
+    slot: str
+    dtype: str
+    local_shape: tuple[int, ...]
+    call: int = 0
+    recompute: bool = False
+    shard: Shard | None = None
+    producers: tuple[int, ...] = ()
+    meta: Meta = Meta()
+
+    @property
+    def key(self) -> Key:
+        """The key under which this boundary meets its counterpart in another run."""
+        return Key(self.step, self.microbatch, self.kind, self.name, self.slot, self.call)
+
+
+class Entry(Boundary, kw_only=True):
+    """One line of a rank's index: a boundary and where its bytes lie.
+
+    Exactly one of ``blob`` and ``same_as`` is set where the value was stored; neither where only its
+    digest and statistics were kept. ``shard_ref`` names the event whose line declared the same shard;
+    the reader replaces it with that shard. ``digest`` is xxh3-128 in hex (see ``docs/format.md``).
+    """
+
+    digest: str
+    stats: Stats | None = None
+    sketch: str | None = None
+    blob: Blob | None = None
+    same_as: int | None = None
+    shard_ref: int | None = None
+
+
+class Promise(Record):
+    """What the user selected, so that a reader can tell a deselected boundary from a lost one.
+
+    ``steps`` are inclusive [first, last] ranges, empty for all; ``kinds`` empty for all; ``include`` and
+    ``exclude`` are globs on canonical names.
+    """
+
+    steps: tuple[tuple[int, int], ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    level: str = "full"
+
+
+class Environment(Record):
+    """What surrounded a run, for attribution. Values of variables are allow-listed and masked."""
+
+    versions: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    variables: dict[str, str] = {}
+    command: tuple[str, ...] = ()
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+class Drops(Record):
+    """Boundaries that were promised and not stored, by reason: counts and bytes."""
+
+    count: int = 0
+    size_bytes: int = 0
+    reasons: dict[str, int] = {}
+
+
+class RankManifest(Record, kw_only=True):
+    """``rank.json``: what one rank knows of itself. ``ended`` is None while the rank is running.
+
+    ``absent`` maps a kind to the reason why this run has no such rung ("one rank, no reduction").
+    ``ended`` is one of ``finished``, ``failed: REASON`` (the recorder stood down; training went on),
+    ``exception: TYPE`` (the program raised).
+    """
+
+    format: int
+    rank: int
+    world_size: int
+    attempt: int = 0
+    pid: int = 0
+    host: str = ""
+    device: str = "cpu"
+    steps: int = 0
+    boundaries: int = 0
+    meshes: dict[str, Mesh] = {}
+    promise: Promise = Promise()
+    absent: dict[str, str] = {}
+    drops: Drops = Drops()
+    environment: Environment = Environment()
+    ended: str | None = None
+    ignorable: tuple[str, ...] = ()
+
+
+class Manifest(Record, kw_only=True):
+    """``trace.json``: what the launcher knows. ``exit_code`` and ``ended_at`` are None while it runs.
+
+    Times are seconds since the epoch. ``ranks`` lists the rank folders seen when the run ended.
+    """
+
+    format: int
+    run_id: str
+    command: tuple[str, ...]
+    started_at: float
+    promise: Promise = Promise()
+    environment: Environment = Environment()
+    ranks: tuple[str, ...] = ()
+    exit_code: int | None = None
+    ended_at: float | None = None
+    ignorable: tuple[str, ...] = ()
