@@ -1,0 +1,166 @@
+"""The outcome of a diff: typed, ordered, with its JSON version."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+SCHEMA = "tensortrace.diff/1"
+
+Verdict = Literal["equivalent", "divergent", "incomplete"]
+StepLabel = int | Literal["init"]
+
+
+class Outcome(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the records of a result; every field is written to JSON."""
+
+
+class Where(Outcome):
+    """A boundary as shown to people; ``step`` counts from 0 or is ``init``."""
+
+    step: StepLabel
+    microbatch: int | None
+    kind: str
+    name: str
+    slot: str
+    call: int
+
+
+class Metrics(Outcome):
+    """How far two global tensors are apart, in float64.
+
+    ``rel_l2`` is ‖a−b‖/‖a‖ (inf where ‖a‖ is 0 and they differ). ``projection`` is ⟨a,b⟩/⟨a,a⟩ with its
+    standard error. ``max_abs_at`` is the global index of the greatest absolute difference, ``max_ulp`` the
+    greatest difference in units of the last place of the coarser dtype. ``outside`` is the fraction of
+    elements whose difference exceeds the allowed one.
+    """
+
+    elements: int
+    equal: bool
+    rel_l2: float | None = None
+    abs_l2: float | None = None
+    norm_a: float | None = None
+    norm_b: float | None = None
+    projection: float | None = None
+    projection_error: float | None = None
+    cosine: float | None = None
+    max_abs: float | None = None
+    max_abs_at: tuple[int, ...] = ()
+    max_abs_a: float | None = None
+    max_abs_b: float | None = None
+    max_ulp: float | None = None
+    outside: float | None = None
+    nonfinite_a: int = 0
+    nonfinite_b: int = 0
+
+
+class Judgement(Outcome):
+    """Which policy judged a boundary and why.
+
+    ``ratio`` is error over allowed error (or over the measured floor). ``power_*`` is the smallest
+    relative error, coherent (one common factor) and incoherent, that would have been flagged.
+    """
+
+    policy: Literal["floor", "error-model", "exact", "declared"]
+    allowed: float
+    error: float
+    ratio: float
+    reason: str
+    power_coherent: float | None = None
+    power_incoherent: float | None = None
+    floor_runs: int = 0
+
+
+class Finding(Outcome, kw_only=True):
+    """One divergent boundary. ``ranks`` are those of ``b`` (of ``a`` where only ``a`` has it)."""
+
+    where: Where
+    role: Literal["origin", "receiver"]
+    ranks: tuple[int, ...]
+    text: str
+    metrics: Metrics | None = None
+    judgement: Judgement | None = None
+    dtype_a: str | None = None
+    dtype_b: str | None = None
+    shape: tuple[int, ...] = ()
+    source: str | None = None
+    inputs: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+
+
+class Cause(Outcome):
+    """A tested explanation of the first origin.
+
+    ``number`` was measured, ``equals`` names the known quantity it equals; the residuals are relative L2
+    errors before and after the hypothesised mistake was applied to ``a``.
+    """
+
+    code: str
+    text: str
+    number: float | None
+    equals: str | None
+    residual_before: float
+    residual_after: float
+    floor: float
+    evidence: tuple[str, ...] = ()
+
+
+class Missing(Outcome):
+    """A group of boundaries that only one side has, or that could not be compared, with the reason."""
+
+    side: Literal["a", "b", "both"]
+    kind: str
+    reason: str
+    count: int
+    examples: tuple[Where, ...]
+    counts_as_incomplete: bool
+
+
+class Coverage(Outcome):
+    """What was compared and what was not. ``compared`` includes ``bitwise_equal``."""
+
+    compared: int
+    bitwise_equal: int
+    by_kind: dict[str, int]
+    missing: tuple[Missing, ...]
+    complete: bool
+
+
+class Side(Outcome):
+    """One trace, as the headline shows it."""
+
+    path: str
+    ranks: int
+    steps: int
+    microbatches: int
+    ended: str
+    problems: tuple[str, ...] = ()
+
+
+class Result(Outcome, kw_only=True):
+    """The outcome of ``diff.compare``; true where the runs are equivalent."""
+
+    schema: str = SCHEMA
+    verdict: Verdict
+    headline: str
+    a: Side
+    b: Side
+    first_divergent: Finding | None
+    causes: tuple[Cause, ...]
+    origins: tuple[Finding, ...]
+    receivers: tuple[Finding, ...]
+    receivers_total: int
+    coverage: Coverage
+    policy: str
+    notes: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Tell whether the runs are equivalent."""
+        return self.verdict == "equivalent"
+
+    def to_json(self) -> bytes:
+        """Return the result as JSON, UTF-8, as ``docs/json.md`` describes it."""
+        return msgspec.json.encode(self)
