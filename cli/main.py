@@ -1,0 +1,94 @@
+"""The command ``trace``: its list of subcommands and their exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+import click
+
+from tensortrace.tracer.errors import TraceError
+
+COMMANDS: dict[str, str] = {
+    "record": "Record every boundary of a training run.",
+    "diff": "Compare two traces and name the first boundary where they part.",
+    "show": "Say what is in a trace.",
+    "check": "Verify every digest and every index line of a trace.",
+    "env": "Print the environment that a recording would note.",
+}
+"""Every subcommand with its one line of help; its code is ``command`` in the module of that name."""
+
+TROUBLE = 2
+"""The exit code of every command that could not do its work."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand only when it runs, since imports cost more than most commands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the subcommands that are installed, in the order of ``COMMANDS``."""
+        return [name for name in COMMANDS if importlib.util.find_spec(_module(name))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a subcommand, or None where there is no such name."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command = importlib.import_module(_module(cmd_name)).command
+        assert isinstance(command, click.Command), cmd_name
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of subcommands from their one-line help, without importing them."""
+        if rows := [(name, COMMANDS[name]) for name in self.list_commands(ctx)]:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+@click.command("trace", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tensortrace", prog_name="trace")
+def group() -> None:
+    """Record PyTorch training runs and name the first boundary where two of them part.
+
+    Exit codes: 0 it holds, 1 it doesn't, 2 trouble; `trace record` exits with the command's own code.
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; the only place that turns errors into codes.
+
+    A ``TraceError`` and a wrong option are one line on stderr and 2. An interrupt is 130, as in a shell.
+    A reader of our output that closes its pipe early is not an error of ours: 141, as in a shell.
+    """
+    try:
+        outcome = group.main(args=arguments, prog_name="trace", standalone_mode=False)
+    except TraceError as error:
+        return _trouble(str(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return TROUBLE
+    except click.ClickException as error:
+        return _trouble(error.format_message())
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        sys.stdout = None
+        return 141
+    return outcome if isinstance(outcome, int) else 0
+
+
+def main() -> None:
+    """Run the console command and exit with its code."""
+    sys.exit(run())
+
+
+def _module(name: str) -> str:
+    return f"tensortrace.cli.{name}"
+
+
+def _trouble(text: str) -> int:
+    click.echo("trace: error: " + " ".join(text.split()), err=True)
+    return TROUBLE
