@@ -33,8 +33,9 @@ class Metrics(Outcome):
 
     ``rel_l2`` is ‖a−b‖/‖a‖ (inf where ‖a‖ is 0 and they differ). ``projection`` is ⟨a,b⟩/⟨a,a⟩ with its
     standard error. ``max_abs_at`` is the global index of the greatest absolute difference, ``max_ulp`` the
-    greatest difference in units of the last place of the coarser dtype. ``outside`` is the fraction of
-    elements whose difference exceeds the allowed one.
+    greatest difference in units of the last place of the coarser dtype. ``max_rel`` is the greatest
+    |a−b|/|a| over elements where a is not 0, ``max_rel_at`` its global index. ``outside`` is the fraction
+    of elements whose difference exceeds the allowed one.
     """
 
     elements: int
@@ -54,6 +55,8 @@ class Metrics(Outcome):
     outside: float | None = None
     nonfinite_a: int = 0
     nonfinite_b: int = 0
+    max_rel: float | None = None
+    max_rel_at: tuple[int, ...] = ()
 
 
 class Judgement(Outcome):
@@ -128,6 +131,20 @@ class Coverage(Outcome):
     complete: bool
 
 
+class Power(Outcome):
+    """What the comparison could see: the smallest relative error that would have been flagged.
+
+    ``coherent`` (one common factor) and ``incoherent`` are those of ``weakest``, the compared boundary
+    where they are greatest; ``typical_*`` are medians over all boundaries judged by a tolerance.
+    """
+
+    coherent: float | None
+    incoherent: float | None
+    weakest: Where | None = None
+    typical_coherent: float | None = None
+    typical_incoherent: float | None = None
+
+
 class Side(Outcome):
     """One trace, as the headline shows it."""
 
@@ -156,6 +173,7 @@ class Result(Outcome, kw_only=True):
     policy: str
     notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    power: Power | None = None
 
     def __bool__(self) -> bool:
         """Tell whether the runs are equivalent."""
