@@ -1,0 +1,90 @@
+"""The command ``trace record``: runs a training command with every rank recorded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from tensortrace.cli.render.live import Live, ending
+from tensortrace.tracer import launch
+from tensortrace.tracer.selection import parse_promise
+from tensortrace.tracer.settings import Settings, parse_size
+
+
+@click.command("record", context_settings={"ignore_unknown_options": False})
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the new trace."
+)
+@click.option("--force", is_flag=True, help="Replace a trace that exists.")
+@click.option("--steps", default="", metavar="0-3,100", help="Steps to record; default all.")
+@click.option("--kinds", default="", metavar="KIND,…", help="Kinds of boundary to record; default all.")
+@click.option("--include", multiple=True, metavar="GLOB", help="Record only canonical names that match.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Don't record names that match.")
+@click.option(
+    "--buffer", default="1GiB", metavar="SIZE", help="Host memory per rank for what awaits writing."
+)
+@click.option(
+    "--on-pressure",
+    type=click.Choice(["block", "drop"]),
+    default="block",
+    help="When the buffer is full: make training wait, or drop boundaries and count them.",
+)
+@click.option("--max-bytes", metavar="SIZE", help="Most that a rank may write; default no limit.")
+@click.option("--min-free", default="1GiB", metavar="SIZE", help="Free disk space that is left alone.")
+@click.option(
+    "--hang-after",
+    type=float,
+    default=300.0,
+    metavar="SECONDS",
+    help="Print each rank's last boundary when none makes progress for so long; 0 never.",
+)
+@click.option("--compress", type=click.Choice(["auto", "off"]), default="auto", help="Compression.")
+@click.option("--dry-run", is_flag=True, help="Record one step into nothing, and say what it would hold.")
+@click.option("--strict", is_flag=True, help="Let a failure of the recorder end the training.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    output: Path, force: bool, steps: str, kinds: str, include: tuple[str, ...],
+    exclude: tuple[str, ...], buffer: str, on_pressure: str, max_bytes: str | None, min_free: str,
+    hang_after: float, compress: str, dry_run: bool, strict: bool, command: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Run COMMAND and record every boundary of its training on every rank.
+
+    trace record -o a/ -- torchrun --nproc-per-node 2 train.py
+
+    The exit code is COMMAND's own (128+n for signal n); 2 if it trained nothing that could be recorded.
+    """
+    settings = Settings(
+        root=str(output.absolute()),
+        promise=parse_promise(steps="" if dry_run else steps, kinds=kinds, include=include, exclude=exclude),
+        buffer_bytes=parse_size(buffer, option="--buffer"),
+        on_pressure="drop" if on_pressure == "drop" else "block",
+        max_bytes=None if max_bytes is None else parse_size(max_bytes, option="--max-bytes"),
+        min_free_bytes=parse_size(min_free, option="--min-free"),
+        compress="off" if compress == "off" else "auto",
+        strict=strict,
+        dry_run=dry_run,
+    )
+    if force and not dry_run:
+        launch.clear(output)
+    live = Live(hang_after_s=hang_after)
+    try:
+        outcome = launch.run(command, settings, environ=os.environ, observe=live.show)
+    except launch.CannotStart as error:
+        click.echo(f"trace: error: {error}", err=True)
+        return error.exit_code
+    live.end()
+    return _conclude(outcome, settings, output)
+
+
+def _conclude(outcome: launch.Outcome, settings: Settings, output: Path) -> int:
+    """Print what was recorded and what to do next; return the exit code of ``trace record``."""
+    if settings.dry_run:
+        return outcome.exit_code
+    for line in ending(outcome, output):
+        click.echo(line, file=sys.stderr)
+    if settings.strict and any((rank.ended or "").startswith("failed") for rank in outcome.ranks):
+        return outcome.exit_code or 2
+    return outcome.exit_code if outcome.ranks else outcome.exit_code or 2

@@ -1,0 +1,141 @@
+"""Starts recording inside a trainer process, from its environment, and ends it with the process."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from tensortrace.tracer import hooks
+from tensortrace.tracer.dry_run import Tally
+from tensortrace.tracer.environment import rank_environment
+from tensortrace.tracer.faults import with_fault
+from tensortrace.tracer.notices import describe, say
+from tensortrace.tracer.recorder import Identity, RankStore, Recorder, Surroundings
+from tensortrace.tracer.settings import FAULT_VARIABLE, VARIABLE, Settings, decode
+from tensortrace.tracer.types import Environment
+from tensortrace.tracer.writer import RankWriter
+
+END_LAST = -1000
+"""Among multiprocessing's finalizers ours runs last: the program may still train in its own."""
+
+
+def start() -> None:
+    """Record this process if its environment says so; called right after torch was imported.
+
+    A recorder that cannot start says why in one line and leaves the program alone, unless ``--strict``.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return
+    strict = False
+    try:
+        settings = decode(text)
+        strict = settings.strict
+        _Guest(settings, fault=os.environ.get(FAULT_VARIABLE, "")).move_in()
+    except Exception as error:
+        say(f"this process is not recorded: {describe(error)}")
+        if strict:
+            raise
+
+
+class _Guest:
+    """The recorder of this process, its hooks, and the ways in which the process may end."""
+
+    def __init__(self, settings: Settings, *, fault: str) -> None:
+        self._settings = settings
+        self._fault = fault
+        self._recorder = Recorder(
+            settings,
+            Surroundings(
+                identify=identify,
+                describe=_describe,
+                open_store=self._open_store,
+                is_guest=_is_loader_worker,
+                opened=self._opened,
+            ),
+        )
+        self._hooks: hooks.Hooks | None = None
+
+    def move_in(self) -> None:
+        """Patch torch, and see to it that the recording ends before the process does."""
+        self._hooks = hooks.install(self._recorder)
+        if self._fault.startswith("hook:"):
+            hooks.guard.inject(self._fault.removeprefix("hook:"))
+        atexit.register(self._end)
+        os._exit = _ending_first(os._exit, self._end)
+
+    def _opened(self) -> None:
+        """Children of multiprocessing run its finalizers, and when forked no atexit functions."""
+        if multiprocessing.parent_process() is not None:
+            multiprocessing.util.Finalize(None, self._end, exitpriority=END_LAST)
+
+    def _open_store(self, root: Path, identity: Identity) -> RankStore:
+        if self._settings.dry_run:
+            return Tally()
+        writer = RankWriter(root, identity.rank, attempt=identity.attempt, compress=self._settings.compress)
+        return with_fault(writer, self._fault)
+
+    def _end(self) -> None:
+        """Write what is pending and close; no thread of ours outlives this. Never raises."""
+        if not self._recorder.recording:
+            return
+        ended = how_it_ends()
+        with suppress(Exception):
+            if self._hooks is not None and threading.current_thread() is threading.main_thread():
+                self._hooks.finish()
+        with suppress(Exception):
+            self._recorder.close(ended)
+
+
+def identify() -> Identity:
+    """Return which rank this is: torch.distributed if initialised, else the launcher's variables, else 0."""
+    import torch.distributed as dist
+
+    environ = os.environ
+    attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if dist.is_available() and dist.is_initialized():
+        return Identity(dist.get_rank(), dist.get_world_size(), attempt)
+    return Identity(int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1")), attempt)
+
+
+def how_it_ends() -> str:
+    """Return ``finished`` or ``exception: TYPE``, for use while the process is ending.
+
+    An exception is still in flight where multiprocessing runs its finalizers, is the context of the
+    SystemExit that torch.multiprocessing makes of it, or was left by the interpreter when it printed it.
+    """
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        error = error.__context__ if error.code not in (None, 0) else None
+    kind = type(error) if error is not None else getattr(sys, "last_type", None)
+    return f"exception: {kind.__name__}" if kind is not None else "finished"
+
+
+def _describe() -> Environment:
+    return rank_environment(sys.argv, os.environ)
+
+
+def _is_loader_worker() -> bool:
+    import torch.utils.data
+
+    return torch.utils.data.get_worker_info() is not None
+
+
+def _ending_first(leave: Callable[[int], NoReturn], end: Callable[[], None]) -> Callable[[int], NoReturn]:
+    """Return ``os._exit`` with the recording closed before it: many scripts end that way."""
+
+    @functools.wraps(leave)
+    def _exit(status: int) -> NoReturn:
+        end()
+        leave(status)
+
+    return _exit

@@ -1,0 +1,88 @@
+"""Copies a tensor's bytes into host memory before the training can overwrite them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch.utils import _python_dispatch
+
+Wait = Callable[[], object]
+"""Returns once the bytes have arrived; called on the writer thread."""
+
+_side_streams: dict[int, torch.cuda.Stream] = {}
+
+
+def unsupported(tensor: torch.Tensor) -> str | None:
+    """Return why the bytes of this tensor cannot be taken, or None where they can."""
+    if tensor.layout != torch.strided:
+        return "not a strided tensor"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor without memory of its own"
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "inside a CUDA graph capture"
+    return None
+
+
+def host_memory(size: int, *, like: torch.Tensor) -> torch.Tensor:
+    """Return ``size`` bytes (uint8) of uninitialised host memory, pinned where ``like`` is on CUDA.
+
+    CPU memory comes from numpy: torch would fill it under deterministic algorithms, which faults every
+    page in.
+    """
+    with _unobserved():
+        if like.is_cuda:
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return torch.from_numpy(np.empty(size, dtype=np.uint8))
+
+
+def copy_bytes(tensor: torch.Tensor, target: torch.Tensor) -> Wait | None:
+    """Copy a tensor's elements, row-major, into ``target`` (uint8, on the host, as many bytes).
+
+    On CPU the copy is complete on return (None). On CUDA it runs on a side stream and the returned
+    function waits for it; the current stream waits for the copy too (on the device, the host runs on),
+    because the next kernel may overwrite the tensor in place. Nothing is allocated on the device for
+    contiguous tensors, so recording cannot make a training run out of device memory.
+    """
+    with _unobserved():
+        source = tensor.detach()
+        view = target.view(source.dtype).reshape(source.shape)
+        if not source.is_cuda:
+            view.copy_(source)
+            return None
+        return _copy_from_cuda(source, view)
+
+
+def _copy_from_cuda(source: torch.Tensor, view: torch.Tensor) -> Wait:
+    current = torch.cuda.current_stream(source.device)
+    side = _side_stream(source.device)
+    side.wait_stream(current)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
+    with torch.cuda.stream(side):
+        view.copy_(source, non_blocking=True)
+        done.record(side)
+    source.record_stream(side)
+    current.wait_event(done)
+    return done.synchronize
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    if index not in _side_streams:
+        _side_streams[index] = torch.cuda.Stream(device=index)  # type: ignore[no-untyped-call]
+    return _side_streams[index]
+
+
+@contextmanager
+def _unobserved() -> Iterator[None]:
+    """Hide our own tensor operations from the program's autograd and from modes that it has on."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_python_dispatch._disable_current_modes())
+        yield

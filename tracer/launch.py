@@ -1,0 +1,214 @@
+"""Runs a command so that its trainer ranks record, and keeps the trace's manifest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from tensortrace.tracer import layout
+from tensortrace.tracer.environment import launch_environment
+from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.manifest import finish_manifest, write_manifest_new
+from tensortrace.tracer.masking import mask_arguments
+from tensortrace.tracer.progress import RankProgress, look
+from tensortrace.tracer.settings import VARIABLE, Settings, encode
+from tensortrace.tracer.types import Manifest
+
+INJECT = Path(__file__).parent / "inject"
+"""The folder that goes first on PYTHONPATH; it holds nothing but sitecustomize.py."""
+
+LOOK_EVERY_S = 1.0
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+
+_FORWARDED = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT", "SIGWINCH", "SIGINT")
+)
+_FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a recorded command ended: its exit code (128+n for signal n), and what its ranks left."""
+
+    exit_code: int
+    ranks: tuple[RankProgress, ...]
+
+
+class CannotStart(BadRequest):
+    """The command does not exist or may not be executed; ``exit_code`` is what a shell would return."""
+
+    def __init__(self, what: str, exit_code: int) -> None:
+        super().__init__(what)
+        self.exit_code = exit_code
+
+
+def run(
+    command: Sequence[str],
+    settings: Settings,
+    *,
+    environ: Mapping[str, str],
+    observe: Callable[[tuple[RankProgress, ...]], None],
+) -> Outcome:
+    """Execute the command, recorded, and return how it ended.
+
+    Standard streams are inherited and signals forwarded. ``observe`` gets the state of all ranks about
+    once a second. Raises BadRequest where the output exists, CannotStart where the command cannot run.
+    """
+    _check_command(command)
+    root = Path(settings.root)
+    manifest = None if settings.dry_run else _open_trace(root, command, settings, environ)
+    try:
+        exit_code = _execute(command, child_environ(settings, environ), lambda: observe(look(root)))
+    except OSError as error:
+        if manifest is not None:
+            _abandon(root)
+        raise _cannot_start(command, error) from error
+    ranks = look(root)
+    if manifest is not None:
+        _finish(root, manifest, exit_code, ranks)
+    return Outcome(exit_code, ranks)
+
+
+def child_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that makes every Python process of a command record."""
+    theirs = environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(INJECT), theirs] if theirs else [str(INJECT)])
+    return dict(environ) | {"PYTHONPATH": path, VARIABLE: encode(settings)}
+
+
+def clear(root: Path) -> None:
+    """Remove the trace at ``root``, for ``--force``; nothing but the files of a trace.
+
+    Raises BadRequest where ``root`` holds anything else.
+    """
+    if not root.exists():
+        return
+    if not root.is_dir():
+        raise BadRequest(f"output {root}", found="a file", expected="a trace or nothing")
+    for entry in (entries := list(root.iterdir())):
+        if entry.name not in (layout.MANIFEST, layout.MANIFEST + layout.PART) and not (
+            entry.is_dir() and layout.parse_rank_folder(entry.name)
+        ):
+            raise BadRequest(f"output {root}", found=entry.name, expected="only a trace to replace")
+    for entry in entries:
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _check_command(command: Sequence[str]) -> None:
+    if shutil.which(command[0]) is None:
+        found = os.sep in command[0] and Path(command[0]).exists()
+        raise _cannot_start(command, PermissionError() if found else FileNotFoundError())
+
+
+def _cannot_start(command: Sequence[str], error: OSError) -> CannotStart:
+    if isinstance(error, FileNotFoundError):
+        return CannotStart(f"{command[0]}: command not found", NOT_FOUND)
+    return CannotStart(f"{command[0]}: cannot be executed ({error.strerror})", NOT_EXECUTABLE)
+
+
+def _open_trace(
+    root: Path, command: Sequence[str], settings: Settings, environ: Mapping[str, str]
+) -> Manifest:
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise BadRequest(f"output {root} exists", remedy="choose another or pass --force")
+    manifest = Manifest(
+        format=layout.FORMAT_VERSION,
+        run_id=uuid.uuid4().hex,
+        command=mask_arguments(command),
+        started_at=time.time(),
+        promise=settings.promise,
+        environment=launch_environment(command, environ, folder=Path.cwd()),
+    )
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        write_manifest_new(root / layout.MANIFEST, manifest)
+    except FileExistsError as error:
+        raise BadRequest(f"output {root} exists", remedy="choose another or pass --force") from error
+    except OSError as error:
+        raise BadRequest(f"output {root} cannot be written", found=str(error.strerror)) from error
+    return manifest
+
+
+def _abandon(root: Path) -> None:
+    (root / layout.MANIFEST).unlink()
+    root.rmdir()
+
+
+def _finish(root: Path, manifest: Manifest, exit_code: int, ranks: tuple[RankProgress, ...]) -> None:
+    """Complete trace.json; a full disk must not change how the command ends."""
+    finished = msgspec.structs.replace(
+        manifest, ranks=tuple(rank.folder for rank in ranks), exit_code=exit_code, ended_at=time.time()
+    )
+    try:
+        finish_manifest(root / layout.MANIFEST, finished)
+    except OSError:
+        return
+
+
+def _execute(command: Sequence[str], environ: Mapping[str, str], look_in: Callable[[], None]) -> int:
+    child: subprocess.Popen[bytes] | None = None
+    waiting: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if number in _FROM_TERMINAL and _in_foreground():
+            return  # the terminal has sent it to the whole process group already
+        if child is None:
+            waiting.append(number)
+        elif child.poll() is None:
+            child.send_signal(number)
+
+    with _handling(forward):
+        child = subprocess.Popen(list(command), env=dict(environ))  # noqa: S603  # it is what we are for
+        for number in waiting:
+            child.send_signal(number)
+        while True:
+            try:
+                return _shell_code(child.wait(LOOK_EVERY_S))
+            except subprocess.TimeoutExpired:
+                look_in()
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle the signals that a user sends to a program; leave alone those that were ignored."""
+    before = {
+        number: signal.signal(number, handler)
+        for number in _FORWARDED
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _in_foreground() -> bool:
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _shell_code(returncode: int) -> int:
+    return 128 - returncode if returncode < 0 else returncode

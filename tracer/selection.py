@@ -1,0 +1,92 @@
+"""Which boundaries a recording selects: steps, kinds and globs on canonical names."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.types import INIT_STEP, Kind, Promise
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class Selection:
+    """Answers whether a promise includes a boundary; the same for hooks, recorder and reader."""
+
+    def __init__(self, promise: Promise) -> None:
+        self._steps = promise.steps
+        self._kinds = frozenset(promise.kinds)
+        self._name_is_wanted = lru_cache(maxsize=65536)(_name_test(promise))
+
+    def wants(self, kind: Kind, name: str, *, step: int) -> bool:
+        """Tell whether the boundary of this kind, canonical name and step was selected."""
+        return self.wants_step(step) and self.wants_kind(kind) and self._name_is_wanted(name)
+
+    def wants_step(self, step: int) -> bool:
+        """Tell whether any boundary of this step was selected; ``init`` is step -1."""
+        return not self._steps or any(first <= step <= last for first, last in self._steps)
+
+    def wants_kind(self, kind: Kind) -> bool:
+        """Tell whether any boundary of this kind was selected."""
+        return not self._kinds or kind in self._kinds
+
+
+def parse_promise(
+    *, steps: str = "", kinds: str = "", include: Iterable[str] = (), exclude: Iterable[str] = ()
+) -> Promise:
+    """Return the promise that the command-line options state; raise BadRequest where one is malformed."""
+    return Promise(
+        steps=parse_steps(steps) if steps else (),
+        kinds=parse_kinds(kinds) if kinds else (),
+        include=tuple(include),
+        exclude=tuple(exclude),
+    )
+
+
+def parse_steps(text: str) -> tuple[tuple[int, int], ...]:
+    """Return the ranges of ``0-3,100`` as inclusive pairs, sorted and merged.
+
+    ``init`` is the state before the first step; a range that starts at 0 includes it, since no
+    comparison from the start can do without.
+    """
+    ranges: list[tuple[int, int]] = []
+    for first, last in sorted(_parse_range(part.strip()) for part in text.split(",")):
+        if ranges and first <= ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], max(last, ranges[-1][1]))
+        else:
+            ranges.append((first, last))
+    return tuple(ranges)
+
+
+def parse_kinds(text: str) -> tuple[Kind, ...]:
+    """Return the kinds of a comma-separated list, in the order of the ladder."""
+    names = {part.strip() for part in text.split(",")}
+    if unknown := sorted(names - {kind.value for kind in Kind}):
+        raise BadRequest(
+            "option --kinds", found=", ".join(map(repr, unknown)), expected=f"of {', '.join(Kind)}"
+        )
+    return tuple(kind for kind in Kind if kind.value in names)
+
+
+def _parse_range(part: str) -> tuple[int, int]:
+    if part == "init":
+        return INIT_STEP, INIT_STEP
+    match = _RANGE.fullmatch(part)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise BadRequest("option --steps", found=repr(part), expected="steps such as init,0-3,100")
+    first = int(match[1])
+    return first or INIT_STEP, int(match[2] or match[1])
+
+
+def _name_test(promise: Promise) -> Callable[[str], bool]:
+    included = _any_glob(promise.include or ("*",))
+    excluded = _any_glob(promise.exclude)
+    return lambda name: bool(included.fullmatch(name)) and not excluded.fullmatch(name)
+
+
+def _any_glob(globs: tuple[str, ...]) -> re.Pattern[str]:
+    """Compile globs into one pattern; ``*`` matches dots too, and no globs match nothing."""
+    return re.compile("|".join(fnmatch.translate(glob) for glob in globs) or r"(?!)")

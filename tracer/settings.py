@@ -1,0 +1,68 @@
+"""What a recording was asked to do: one record, handed to every rank in one environment variable."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.types import Promise, Record
+
+VARIABLE = "TENSORTRACE_RECORD"
+"""The environment variable that holds the settings as JSON; a process without it never records."""
+
+FAULT_VARIABLE = "TENSORTRACE_FAULT"
+"""For tests of the recorder only: the fault to inject (``docs/trust.md``)."""
+
+GIB = 1 << 30
+
+Compress = Literal["auto", "off"]
+Pressure = Literal["block", "drop"]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B?)", re.IGNORECASE)
+
+
+class Settings(Record, frozen=True, kw_only=True):
+    """The options of one recording, as the launcher resolved them.
+
+    ``root`` is the absolute path of the trace. Sizes are bytes per rank, except ``min_free_bytes``, which
+    is what the recording leaves free on the file system. ``max_bytes`` of None is no limit.
+    """
+
+    root: str
+    promise: Promise = Promise()
+    buffer_bytes: int = GIB
+    on_pressure: Pressure = "block"
+    max_bytes: int | None = None
+    min_free_bytes: int = GIB
+    compress: Compress = "auto"
+    strict: bool = False
+    dry_run: bool = False
+
+
+def encode(settings: Settings) -> str:
+    """Return the settings as the value of ``VARIABLE``."""
+    return msgspec.json.encode(settings).decode()
+
+
+def decode(text: str) -> Settings:
+    """Return the settings held by ``VARIABLE``; raise BadRequest where they are not ours."""
+    try:
+        return msgspec.json.decode(text, type=Settings)
+    except msgspec.DecodeError as error:
+        raise BadRequest(
+            f"environment variable {VARIABLE}",
+            found=str(error),
+            remedy="launcher and training must use the same version of tensortrace",
+        ) from error
+
+
+def parse_size(text: str, *, option: str) -> int:
+    """Return the bytes meant by ``512MiB``, ``1.5G`` (both binary), ``2GB`` (decimal) or a plain number."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise BadRequest(f"option {option}", found=repr(text), expected="a size such as 512MiB or 2GB")
+    base = 1000 if match[2] and match[3].lower() == "b" else 1024
+    return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
