@@ -1,0 +1,63 @@
+"""``trace diff``: compare two traces and name the first boundary where they part."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document
+from tensortrace.cli.render.page import look_of
+from tensortrace.cli.render.text import Detail, hints, render
+from tensortrace.diff.result import Result
+from tensortrace.tracer.selection import parse_kinds
+
+TRACE = click.Path(path_type=Path)
+
+
+@click.command("diff")
+@click.argument("a", type=TRACE)
+@click.argument("b", type=TRACE)
+@click.option("--floor", multiple=True, type=TRACE, metavar="A2", help="Another run of a's code; repeatable.")
+@click.option("--exact", is_flag=True, help="Demand bitwise equality.")
+@click.option("--kinds", default="", metavar="K,…", help="Compare only these kinds.")
+@click.option("--include", multiple=True, metavar="GLOB", help="Compare only these names; repeatable.")
+@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that one side may lack; repeatable.")
+@click.option("--align", metavar="b:N=a:M", help="Compare step N of b with step M of a, and so on.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON; - for stdout, alone.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("-q", "detail", flag_value="quiet", type=str, help="Print the headline alone.")
+@click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
+def command(
+    a: Path, b: Path, *, floor: tuple[Path, ...], exact: bool, kinds: str, include: tuple[str, ...],
+    allow_missing: tuple[str, ...], align: str | None, json_path: str | None, force: bool, detail: Detail | None,
+) -> int:  # fmt: skip
+    """Compare trace B with the reference A and name the first boundary where they part.
+
+    Exit codes: 0 equivalent, 1 divergent or incomplete, 2 trouble.
+    """
+    from tensortrace.diff import engine  # the comparison needs what --help does not
+
+    if exact and floor:
+        raise click.UsageError("--exact and --floor are two policies: give one of them")
+    refuse_existing(json_path, force=force)
+    options = engine.CompareOptions(
+        policy="exact" if exact else "error-model", floor=floor, allow_missing=allow_missing,
+        kinds=parse_kinds(kinds) if kinds else (), include=include, align=align,
+    )  # fmt: skip
+    result = engine.compare(a, b, options=options)
+    _deliver(result, json_path, detail or "normal")
+    return 0 if result else 1
+
+
+def _deliver(result: Result, json_path: str | None, detail: Detail) -> None:
+    """Print the result on stdout and hints on stderr; a JSON document on stdout stands alone there."""
+    if json_path is not None:
+        write_document(result.to_json(), json_path)
+    if json_path != STDOUT:
+        look = look_of(sys.stdout)
+        click.echo(render(result, look=look, detail=detail), nl=False, color=look.color)
+    if detail != "quiet":
+        for hint in hints(result):
+            click.echo(hint, err=True)

@@ -1,0 +1,125 @@
+"""One divergent boundary in text: where, how many elements, the greatest differences, what was allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tensortrace.cli.render import words
+from tensortrace.cli.render.numbers import counted, number, ranks
+from tensortrace.cli.render.page import Page
+from tensortrace.cli.render.safe import safe
+from tensortrace.diff.result import Finding, Judgement, Metrics
+
+SENTENCE = 600
+"""Greatest length of a sentence from a result, in characters."""
+
+SHORT = 160
+"""Greatest length of a path, a name or a term."""
+
+POLICIES = {
+    "error-model": "error model",
+    "floor": "measured floor",
+    "exact": "exact (bitwise)",
+    "declared": "declared difference",
+}
+"""The policies in words."""
+
+_DIMS = 8
+"""Numbers of a shape or an index that are shown."""
+
+
+def first(page: Page, finding: Finding, *, limit: int | None) -> None:
+    """Write the first divergent boundary: where, what, how far apart, what was allowed, evidence."""
+    where = finding.where
+    page.blank()
+    page.line(("first divergent boundary:", "bold"), f" {words.moment(where)}: {words.key(where)}")
+    page.line(f"the {words.boundary(where)}{_origin_of(finding)}", indent=2)
+    page.line(safe(finding.text, limit=SENTENCE), indent=2)
+    for line in (*_difference(finding), *_tolerance(finding.judgement)):
+        page.line(line, indent=2)
+    if finding.inputs:
+        page.line("computed from " + _list(finding.inputs, limit), indent=2)
+    page.bullets([safe(line, limit=SENTENCE) for line in finding.evidence], limit=limit)
+
+
+def _origin_of(finding: Finding) -> str:
+    line = f", called at {safe(finding.source, limit=SHORT)}" if finding.source else ""
+    side = "a" if only_in_a(finding) else "b"
+    return line + (f", on {ranks(finding.ranks)} of {side}" if finding.ranks else "")
+
+
+def only_in_a(finding: Finding) -> bool:
+    """Tell whether only ``a`` has the boundary, so that the ranks are those of ``a``."""
+    return finding.dtype_a is not None and finding.dtype_b is None
+
+
+def _difference(finding: Finding) -> Iterator[str]:
+    """Yield how far the tensors are apart: how many elements, then the greatest differences."""
+    metrics = finding.metrics
+    if metrics is None:
+        return
+    known = finding.dtype_a or finding.dtype_b
+    yield _extent(metrics) + (f"; {_tensor(finding)}" if known else "")
+    if metrics.equal:
+        return
+    if metrics.max_abs is not None:
+        values = f": a {number(metrics.max_abs_a)}, b {number(metrics.max_abs_b)}"
+        place = f" at {_index(metrics.max_abs_at)}" if metrics.max_abs_at else ""
+        yield f"greatest absolute difference {number(metrics.max_abs)}{place}{values}"
+    if relative := _relative(metrics):
+        yield relative
+    if metrics.projection is not None:
+        cosine = f", cosine {metrics.cosine:.6f}" if metrics.cosine is not None else ""
+        spread = f" ± {number(metrics.projection_error)}" if metrics.projection_error is not None else ""
+        yield f"b is {metrics.projection:.6g}{spread} times a{cosine}"
+    if metrics.nonfinite_a or metrics.nonfinite_b:
+        yield f"NaN or Inf: {metrics.nonfinite_a:,} elements of a, {metrics.nonfinite_b:,} of b"
+
+
+def _extent(metrics: Metrics) -> str:
+    error = "equal" if metrics.equal else f"relative L2 error {number(metrics.rel_l2)}"
+    if metrics.outside is None:
+        return f"{counted(metrics.elements, 'element')}, {error}"
+    outside = round(metrics.outside * metrics.elements)
+    return f"{outside:,} of {counted(metrics.elements, 'element')} outside, {error}"
+
+
+def _tensor(finding: Finding) -> str:
+    a, b = (safe(dtype or "nothing", limit=30) for dtype in (finding.dtype_a, finding.dtype_b))
+    shape = f" {_index(finding.shape)}" if finding.shape else ""
+    return f"{a}{shape}" if a == b else f"{a} in a, {b} in b{shape}"
+
+
+def _relative(metrics: Metrics) -> str:
+    parts = []
+    if metrics.max_rel is not None:
+        place = f" at {_index(metrics.max_rel_at)}" if metrics.max_rel_at else ""
+        parts.append(f"greatest relative difference {number(metrics.max_rel)}{place}")
+    if metrics.max_ulp is not None:
+        parts.append(f"at most {number(metrics.max_ulp)} ULP")
+    return ", ".join(parts)
+
+
+def _index(numbers: Sequence[int]) -> str:
+    return "[" + ", ".join(map(str, numbers[:_DIMS])) + (", …" if len(numbers) > _DIMS else "") + "]"
+
+
+def _tolerance(judgement: Judgement | None) -> Iterator[str]:
+    """Yield which error was allowed and why."""
+    if judgement is None:
+        return
+    reason = safe(judgement.reason, limit=SENTENCE)
+    if judgement.policy == "exact":
+        yield f"compared exactly: {reason}"
+        return
+    runs = f", {counted(judgement.floor_runs, 'floor run')}" if judgement.floor_runs else ""
+    yield (
+        f"error {number(judgement.error)}, allowed {number(judgement.allowed)} by the "
+        f"{POLICIES[judgement.policy]}{runs}: {number(judgement.ratio)} times as much ({reason})"
+    )
+
+
+def _list(texts: Sequence[str], limit: int | None) -> str:
+    shown = ", ".join(safe(text, limit=SHORT) for text in texts[:limit])
+    left = len(texts) - len(texts[:limit])
+    return shown + (f" and {left:,} more" if left else "")

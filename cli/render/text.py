@@ -1,0 +1,188 @@
+"""The outcome of a diff as text that an engineer would paste into an issue."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Literal
+
+from tensortrace.cli.render import words
+from tensortrace.cli.render.finding import POLICIES, SENTENCE, SHORT, first, only_in_a
+from tensortrace.cli.render.numbers import counted, number
+from tensortrace.cli.render.page import Look, Page
+from tensortrace.cli.render.safe import safe
+from tensortrace.diff.result import Cause, Finding, Missing, Power, Result, Side
+
+Detail = Literal["quiet", "normal", "verbose"]
+
+ROWS = 8
+"""Rows of a table, and lines of evidence, unless the detail is ``verbose``."""
+
+_STYLES = {"equivalent": "bold green", "divergent": "bold red", "incomplete": "bold yellow"}
+
+def render(result: Result, *, look: Look = Look(), detail: Detail = "normal") -> str:
+    """Return the result as text; ``quiet`` is the headline alone, ``verbose`` leaves nothing out.
+
+    Every string of the result is made safe to print; lines hold ``look.width`` cells.
+    """
+    page = Page(look)
+    _headline(page, result)
+    if detail == "quiet":
+        return page.text()
+    limit = None if detail == "verbose" else ROWS
+    if result.first_divergent:
+        first(page, result.first_divergent, limit=limit)
+    if result.causes:
+        page.blank()
+    for cause in result.causes:
+        _cause(page, cause, limit)
+    if result.first_divergent and not result.causes:
+        page.blank()
+        page.line(("cause:", "bold"), " unexplained: no known mistake accounts for the difference")
+    if result.first_divergent:
+        _others(page, result, limit)
+        page.blank()
+    _coverage(page, result, limit)
+    _context(page, result)
+    return page.text()
+
+
+def hints(result: Result) -> tuple[str, ...]:
+    """Return what is said on stderr after a result: the engine's hints, then the next useful command."""
+    return (*(safe(hint, limit=SENTENCE) for hint in result.hints), f"next: {_next_command(result)}")
+
+
+def _next_command(result: Result) -> str:
+    finding = result.first_divergent
+    if finding is None:
+        side = next((side for side in (result.a, result.b) if side.problems), result.b)
+        return f"trace {'check' if side.problems else 'show'} {_quoted(side.path)}"
+    side = result.a if only_in_a(finding) else result.b
+    where = finding.where
+    step = f"--step {where.step} --kind {safe(where.kind, limit=20)} --name {_quoted(where.name)}"
+    return f"trace show {_quoted(side.path)} {step} --values"
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(safe(text, limit=SENTENCE))
+
+
+def _headline(page: Page, result: Result) -> None:
+    headline = safe(result.headline, limit=SENTENCE)
+    page.line((result.verdict.upper(), _STYLES[result.verdict]), f": {_without(headline, result.verdict)}")
+
+
+def _without(headline: str, verdict: str) -> str:
+    """Return the headline without a verdict at its front, which is printed before it anyway."""
+    if headline.lower().startswith(verdict):
+        return headline[len(verdict) :].lstrip(" :,-;.") or headline
+    return headline
+
+
+def _cause(page: Page, cause: Cause, limit: int | None) -> None:
+    page.line((f"cause {safe(cause.code, limit=60)}:", "bold"), f" {safe(cause.text, limit=SENTENCE)}")
+    if cause.number is not None:
+        known = f" = {safe(cause.equals, limit=SHORT)}" if cause.equals else ""
+        page.line(f"measured {cause.number:.7g}{known}", indent=2)
+    page.line(
+        f"with this mistake applied to a, the relative L2 error falls from "
+        f"{number(cause.residual_before)} to {number(cause.residual_after)} (floor {number(cause.floor)})",
+        indent=2,
+    )
+    page.bullets([safe(line, limit=SENTENCE) for line in cause.evidence], limit=limit)
+
+
+def _others(page: Page, result: Result, limit: int | None) -> None:
+    others = [finding for finding in result.origins if finding != result.first_divergent]
+    if others:
+        page.blank()
+        page.line((counted(len(others), "further origin") + ":", "bold"), " what they were computed from agrees")
+        rows = [_row(finding) for finding in others[:limit]]
+        page.table(["step", "mb", "rel L2", "×allowed", "boundary"], rows, right="step,mb,rel L2,×allowed")
+        page.more(len(others) - len(rows))
+    if result.receivers_total:
+        page.line(("receivers:", "bold"), f" {counted(result.receivers_total, 'boundary')} downstream of these")
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    where, judgement = finding.where, finding.judgement
+    return (
+        str(where.step),
+        "-" if where.microbatch is None else str(where.microbatch),
+        number(finding.metrics.rel_l2) if finding.metrics else "-",
+        number(judgement.ratio) if judgement and judgement.policy != "exact" else "-",
+        words.key(where),
+    )
+
+
+def _coverage(page: Page, result: Result, limit: int | None) -> None:
+    coverage = result.coverage
+    brief = limit is not None and result.verdict == "equivalent"
+    kinds = ", ".join(f"{count:,} {safe(kind, limit=20)}" for kind, count in coverage.by_kind.items())
+    counts = f" {counted(coverage.compared, 'boundary')}, {coverage.bitwise_equal:,} bitwise equal"
+    page.line(("compared:", "bold"), counts, f": {kinds}" if kinds and not brief else "")
+    groups = sorted(coverage.missing, key=lambda group: (not group.counts_as_incomplete, -group.count))
+    if brief:
+        _missing_in_brief(page, groups)
+        return
+    for group in groups[:limit]:
+        _missing(page, group, examples=1 if limit else len(group.examples))
+    page.more(len(groups) - len(groups[:limit]))
+
+
+def _missing_in_brief(page: Page, groups: Sequence[Missing]) -> None:
+    if groups:
+        total = sum(group.count for group in groups)
+        text = f" {counted(total, 'boundary')} in {counted(len(groups), 'group')}, listed with -v"
+        page.line(("not compared:", "bold"), text)
+
+
+def _missing(page: Page, group: Missing, *, examples: int) -> None:
+    side = {"a": "only in a", "b": "only in b", "both": "in both"}[group.side]
+    style = "bold yellow" if group.counts_as_incomplete else "bold"
+    label = "missing" if group.counts_as_incomplete else "not compared"
+    text = f" {group.count:,} {safe(group.kind, limit=20)} {side}: {safe(group.reason, limit=SENTENCE)}"
+    shown = "; ".join(f"{words.moment(where)}: {words.key(where)}" for where in group.examples[:examples])
+    page.line((label + ":", style), text, f" (e.g. {shown})" if shown else "")
+
+
+def _context(page: Page, result: Result) -> None:
+    policy = safe(result.policy, limit=SHORT)
+    page.line(("policy:", "bold"), f" {POLICIES.get(policy, policy)}{_power(result)}")
+    for note in result.notes:
+        page.line(("note:", "bold"), f" {safe(note, limit=SENTENCE)}")
+    for name, side in (("a", result.a), ("b", result.b)):
+        page.line((f"{name}:", "bold"), f" {_side(side)}")
+        for problem in side.problems[:ROWS]:
+            page.line(safe(problem, limit=SENTENCE), indent=2)
+        page.more(len(side.problems) - ROWS)
+
+
+def _power(result: Result) -> str:
+    """Return the smallest errors that would have been flagged: of the whole comparison, else of the first."""
+    power, finding = result.power, result.first_divergent
+    if power is None and finding and finding.judgement:
+        power = Power(finding.judgement.power_coherent, finding.judgement.power_incoherent)
+    found = [
+        f"{number(float(f'{value:.1e}'))} ({name})"
+        for name, value in (
+            ("coherent", power.coherent if power else None),
+            ("incoherent", power.incoherent if power else None),
+        )
+        if value is not None
+    ]
+    if not found:
+        return ""
+    place = "" if result.power else " at the first divergent boundary"
+    return f"; flags errors above {', '.join(found)}{place}"
+
+
+def _side(side: Side) -> str:
+    return ", ".join(
+        (
+            f"{safe(side.path, limit=SHORT)}: {counted(side.ranks, 'rank')}",
+            counted(side.steps, "step"),
+            f"{counted(side.microbatches, 'microbatch')}",
+            safe(side.ended, limit=SHORT),
+        )
+    )
