@@ -1,0 +1,232 @@
+"""Logical bytes of a tensor to Zstandard frames and back.
+
+A tensor becomes zero or more frames, each of at most ``FRAME_BYTES`` raw bytes and each stating its
+content size. Under codec ``planes`` the raw bytes are the byte planes of the elements: first the least
+significant byte of every element, and so on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import xxhash
+import zstandard
+
+from tensortrace.tracer.codec_dtypes import Bytes, dtype_of
+
+FRAME_BYTES = 4 << 20
+"""The most raw bytes that one frame may hold."""
+
+RECORD_MAGIC = 0x184D2A5A
+"""Magic number of the skippable frame that holds an index line."""
+
+FILLER_MAGIC = 0x184D2A5F
+"""Magic number of the skippable frame of zeros that ends a segment's reserved front."""
+
+Codec = Literal["raw", "planes"]
+Compress = Literal["auto", "off"]
+
+_FRAME_MAGIC = 0xFD2FB528
+_BLOCK_BYTES = 128 << 10
+_WINDOW_BYTES = 8 << 20
+_PLANES_FROM = 1024  # elements; smaller tensors gain nothing and stay readable as they are
+_COMPRESS_FROM = 64  # bytes; below, a frame of one raw block is as small
+_SAMPLE_BYTES = 16 << 10
+_INCOMPRESSIBLE = 7.9  # bits per byte
+
+
+class BadFrame(Exception):
+    """Bytes that are no frame of a trace; ``offset`` is where in the file.
+
+    ``torn`` tells that the file merely ends too early, as one does whose writer was killed.
+    """
+
+    def __init__(self, offset: int, what: str, *, torn: bool = False) -> None:
+        super().__init__(what)
+        self.offset = offset
+        self.what = what
+        self.torn = torn
+
+
+class Frame(NamedTuple):
+    """One frame of a segment: where it lies, and what it states.
+
+    ``skippable`` is the magic number of a skippable frame, else None. ``content`` counts raw bytes (the
+    payload of a skippable frame). ``start`` is the offset of a skippable frame's payload.
+    """
+
+    offset: int
+    length: int
+    content: int
+    start: int
+    skippable: int | None
+
+
+class Source(Protocol):
+    """Random access to bytes; returns fewer than asked only at the end."""
+
+    def at(self, offset: int, size: int) -> bytes:
+        """Return up to ``size`` bytes from ``offset``."""
+
+
+class Encoder:
+    """Turns logical bytes into frames; one per thread, since compressors cannot be shared."""
+
+    def __init__(self, compress: Compress = "auto") -> None:
+        self._compress = compress
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            1,
+            strategy=zstandard.STRATEGY_FAST,
+            hash_log=10,
+            min_match=7,
+            window_log=17,
+            write_checksum=True,
+            write_content_size=True,
+        )
+        self._compressor = zstandard.ZstdCompressor(compression_params=parameters)
+
+    def codec_of(self, dtype: str, size: int) -> Codec:
+        """Return how a tensor of ``size`` logical bytes is held."""
+        kind = dtype_of(dtype)
+        if kind.safetensors is None:
+            return "planes"
+        wide = kind.family in ("float", "complex") and kind.itemsize >= 2
+        big = size >= _PLANES_FROM * kind.itemsize
+        return "planes" if wide and big and self._compress == "auto" else "raw"
+
+    def frames(self, codec: Codec, dtype: str, data: Bytes) -> Iterator[bytes]:
+        """Yield the frames of a tensor, in order; none for an empty tensor."""
+        itemsize = dtype_of(dtype).itemsize
+        if codec == "raw" or data.size == 0:
+            planes = [data] if data.size else []
+        elif data.size < _PLANES_FROM * itemsize:
+            planes = [np.ascontiguousarray(data.reshape(-1, itemsize).T).reshape(-1)]
+        else:
+            planes = [data[byte::itemsize] for byte in range(itemsize)]
+        for plane in planes:
+            for start in range(0, plane.size, FRAME_BYTES):
+                yield self.frame(np.ascontiguousarray(plane[start : start + FRAME_BYTES]))
+
+    def frame(self, raw: Bytes) -> bytes:
+        """Return one frame of at most ``FRAME_BYTES`` raw bytes, with a content checksum."""
+        if self._compress == "off" or raw.size < _COMPRESS_FROM or _incompressible(raw):
+            return stored_frame(raw)
+        return self._compressor.compress(raw)
+
+
+def _incompressible(raw: Bytes) -> bool:
+    """Tell from a sample of bytes whether entropy coding would gain nothing."""
+    if raw.size < _SAMPLE_BYTES:
+        return False
+    sample = raw[:: (raw.size // _SAMPLE_BYTES) | 1]
+    counts = np.bincount(sample, minlength=256)
+    share = counts[counts > 0] / sample.size
+    return float(-(share * np.log2(share)).sum()) > _INCOMPRESSIBLE
+
+
+def stored_frame(raw: Bytes | bytes) -> bytes:
+    """Return a frame of raw blocks: a 9-byte header, 3 bytes a block and a checksum around the bytes."""
+    view = memoryview(raw)
+    parts: list[bytes | memoryview] = [struct.pack("<IBI", _FRAME_MAGIC, 0b1010_0100, len(view))]
+    starts = range(0, max(len(view), 1), _BLOCK_BYTES)
+    for start in starts:
+        block = view[start : start + _BLOCK_BYTES]
+        last = start == starts[-1]
+        parts += [(len(block) << 3 | last).to_bytes(3, "little"), block]
+    parts.append((xxhash.xxh64_intdigest(view) & 0xFFFFFFFF).to_bytes(4, "little"))
+    return b"".join(parts)
+
+
+def skippable_frame(magic: int, payload: bytes) -> bytes:
+    """Return a frame that Zstandard decoders skip."""
+    return struct.pack("<II", magic, len(payload)) + payload
+
+
+def parse_frame(source: Source, offset: int) -> Frame:
+    """Return the frame at an offset without decompressing it; raise BadFrame if there is none.
+
+    Reads frame and block headers only. A frame of data must state a content size of at most
+    ``FRAME_BYTES`` and need no dictionary.
+    """
+    head = source.at(offset, 18)
+    if len(head) < 8:
+        raise BadFrame(offset, "the file ends inside a frame header", torn=True)
+    magic, size = struct.unpack_from("<II", head)
+    if magic & 0xFFFFFFF0 == 0x184D2A50:
+        return Frame(offset, 8 + size, size, offset + 8, magic)
+    if magic != _FRAME_MAGIC:
+        raise BadFrame(offset, f"no frame begins here (bytes {head[:4].hex()})")
+    header, content = _parse_header(head, offset)
+    length = _end_of_blocks(source, offset + header, offset, content) - offset
+    if head[4] & 0b100:
+        length += 4
+    return Frame(offset, length, content, offset + header, None)
+
+
+def _parse_header(head: bytes, offset: int) -> tuple[int, int]:
+    """Return the length of a frame's header and the content size that it states (RFC 8878, 3.1.1.1)."""
+    descriptor = head[4]
+    single = bool(descriptor & 0b10_0000)
+    field = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
+    if field == 0:
+        raise BadFrame(offset, "the frame states no content size")
+    if descriptor & 0b1_1011:
+        raise BadFrame(offset, "the frame needs a dictionary or sets reserved bits")
+    start = 5 if single else 6
+    if len(head) < start + field:
+        raise BadFrame(offset, "the file ends inside a frame header", torn=True)
+    content = int.from_bytes(head[start : start + field], "little") + (256 if field == 2 else 0)
+    if content > FRAME_BYTES:
+        raise BadFrame(offset, f"the frame states {content} raw bytes, more than {FRAME_BYTES}")
+    window = content if single else (1 << (10 + (head[5] >> 3))) // 8 * (8 + (head[5] & 7))
+    if window > _WINDOW_BYTES:
+        raise BadFrame(offset, f"the frame asks for a window of {window} bytes")
+    return start + field, content
+
+
+def _end_of_blocks(source: Source, position: int, offset: int, content: int) -> int:
+    """Return where the blocks of a frame end."""
+    most = 16 + 2 * (content // 1024)
+    for _ in range(most):
+        raw = source.at(position, 3)
+        if len(raw) < 3:
+            raise BadFrame(offset, "the file ends inside a frame", torn=True)
+        header = int.from_bytes(raw, "little")
+        last, kind, size = header & 1, (header >> 1) & 3, header >> 3
+        if kind == 3 or size > _BLOCK_BYTES:
+            raise BadFrame(position, "a block header is not valid")
+        position += 3 + (1 if kind == 1 else size)
+        if last:
+            return position
+    raise BadFrame(offset, f"a frame of {content} raw bytes has more than {most} blocks")
+
+
+class Decoder:
+    """Turns frames back into logical bytes; one per thread."""
+
+    def __init__(self) -> None:
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+
+    def frame(self, data: bytes, frame: Frame) -> bytes:
+        """Return the raw bytes of one frame; raise BadFrame if they aren't what it states."""
+        try:
+            raw = self._decompressor.decompress(data, max_output_size=frame.content)
+        except zstandard.ZstdError as error:
+            raise BadFrame(frame.offset, f"the frame does not decompress ({error})") from error
+        if len(raw) != frame.content:
+            raise BadFrame(frame.offset, f"the frame holds {len(raw)} raw bytes, not {frame.content}")
+        return raw
+
+
+def logical(codec: Codec, dtype: str, raw: Bytes) -> Bytes:
+    """Return the logical bytes of a tensor from its raw bytes: undoes the byte planes."""
+    itemsize = dtype_of(dtype).itemsize
+    if codec == "raw" or itemsize == 1 or raw.size == 0:
+        return raw
+    out = np.empty((raw.size // itemsize, itemsize), np.uint8)
+    for byte, plane in enumerate(raw.reshape(itemsize, -1)):
+        out[:, byte] = plane
+    return out.reshape(-1)

@@ -1,0 +1,114 @@
+"""What is kept of a tensor beside its bytes: its digest and its statistics."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from tensortrace.tracer.codec_dtypes import Bytes, dtype_of, values
+from tensortrace.tracer.types import Stats
+
+_CHUNK_BYTES = 1 << 18
+
+
+def digest(dtype: str, shape: tuple[int, ...], data: Bytes) -> str:
+    """Return the digest of a tensor: xxh3-128 in hex, see ``docs/format.md``.
+
+    ``data`` are the logical bytes: little-endian elements in row-major order.
+    """
+    hasher = xxhash.xxh3_128(f"{dtype}[{','.join(map(str, shape))}]\0".encode("ascii"))
+    hasher.update(data)
+    return hasher.hexdigest()
+
+
+def statistics(dtype: str, data: Bytes) -> Stats:
+    """Return the statistics of a tensor over its finite elements, accumulated in float64 by chunks.
+
+    Booleans count as 0 and 1. A complex element is finite if both parts are, and has no minimum, maximum
+    or mean. A statistic that float64 cannot represent is None.
+    """
+    total = _Running()
+    step = _CHUNK_BYTES - _CHUNK_BYTES % dtype_of(dtype).itemsize
+    for start in range(0, data.size, step):
+        chunk = values(dtype, data[start : start + step])
+        if dtype_of(dtype).family == "complex":
+            total.add_complex(chunk)
+        else:
+            total.add(chunk)
+    return total.result()
+
+
+class _Running:
+    """Sums over the chunks of one tensor."""
+
+    def __init__(self) -> None:
+        self.finite = self.nan = self.inf = 0
+        self.low, self.high = math.inf, -math.inf
+        self.sum = 0.0
+        self.l2 = 0.0
+        self.ordered = True
+
+    def add(self, chunk: NDArray[np.generic]) -> None:
+        """Take in a chunk of real numbers or booleans."""
+        wide = chunk.astype("f8")
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(wide.sum())
+        if not math.isfinite(total):
+            wide = wide[self._count_nonfinite(np.isnan(wide), np.isinf(wide))]
+        self.finite += wide.size
+        if wide.size:
+            self.low = min(self.low, float(wide.min()))
+            self.high = max(self.high, float(wide.max()))
+            with np.errstate(over="ignore"):
+                self.sum += float(wide.sum())
+            self.l2 = math.hypot(self.l2, _norm(wide))
+
+    def add_complex(self, chunk: NDArray[np.generic]) -> None:
+        """Take in a chunk of complex numbers."""
+        self.ordered = False
+        wide = chunk.astype("c16")
+        nan = np.isnan(wide)
+        wide = wide[self._count_nonfinite(nan, np.isinf(wide) & ~nan)]
+        self.finite += wide.size
+        self.l2 = math.hypot(self.l2, _norm(wide.view("f8")))
+
+    def _count_nonfinite(self, nan: NDArray[np.bool_], inf: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Count the elements that aren't finite and return the mask of those that are."""
+        self.nan += int(nan.sum())
+        self.inf += int(inf.sum())
+        return np.logical_not(nan | inf)
+
+    def result(self) -> Stats:
+        """Return the statistics of all chunks taken in."""
+        if not self.finite:
+            return Stats(finite=0, nan=self.nan, inf=self.inf)
+        ordered = self.ordered
+        return Stats(
+            finite=self.finite,
+            nan=self.nan,
+            inf=self.inf,
+            minimum=self.low if ordered else None,
+            maximum=self.high if ordered else None,
+            mean=_representable(self.sum / self.finite) if ordered else None,
+            l2=_representable(self.l2),
+        )
+
+
+def _norm(wide: NDArray[np.float64]) -> float:
+    """Return the L2 norm; scaled where the squares would overflow or vanish."""
+    with np.errstate(over="ignore", under="ignore"):
+        square = float(np.dot(wide, wide))
+    if 1e-280 < square < math.inf:
+        return math.sqrt(square)
+    top = float(np.abs(wide).max(initial=0.0))
+    if top == 0.0:
+        return 0.0
+    scaled = wide / top
+    return top * math.sqrt(float(np.dot(scaled, scaled)))
+
+
+def _representable(number: float) -> float | None:
+    return number if math.isfinite(number) else None

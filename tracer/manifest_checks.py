@@ -1,0 +1,142 @@
+"""What a decoded record must satisfy before anything is done with its numbers and names."""
+
+from __future__ import annotations
+
+import math
+
+from tensortrace.tracer.codec_dtypes import DTYPES, size_bytes
+from tensortrace.tracer.types import Blob, Entry, Manifest, Mesh, RankManifest, Shard
+
+MAX_NAME = 4096
+"""Characters in a name or slot."""
+
+MAX_DIMS = 63
+"""Dimensions of a tensor; one less than numpy's, since byte planes add one."""
+
+MAX_NUMBER = 1 << 48
+"""Events, steps, calls, dimensions, offsets and byte counts stay below this."""
+
+MAX_RANK = 10_000_000
+MAX_SEGMENTS = 1_000_000
+MAX_AXES = 32
+_MAX_WORD = 64
+
+_HEX = frozenset("0123456789abcdef")
+
+
+class BadField(Exception):
+    """A field whose value no trace can have; the message names it."""
+
+
+def check_entry(entry: Entry) -> None:
+    """Raise BadField, naming the field, unless an index line can be true of some trace."""
+    _number("event", entry.event)
+    _number("step", entry.step, least=-1)
+    _number("microbatch", entry.microbatch or 0)
+    _number("call", entry.call)
+    _text("name", entry.name)
+    _text("slot", entry.slot)
+    _require(entry.dtype in DTYPES, "dtype", entry.dtype)
+    _shape("local_shape", entry.local_shape)
+    _require(len(entry.digest) == 32 and _HEX.issuperset(entry.digest), "digest", entry.digest)
+    for producer in entry.producers:
+        _require(0 <= producer < entry.event, "producers", producer)
+    _check_references(entry)
+    if entry.blob is not None:
+        _check_blob(entry.blob, entry)
+    if entry.shard is not None:
+        check_shard(entry.shard)
+
+
+def _check_references(entry: Entry) -> None:
+    for name, event in (("same_as", entry.same_as), ("shard_ref", entry.shard_ref)):
+        _number(name, event or 0)
+        _require(event != entry.event, name, event)
+    _require(entry.blob is None or entry.same_as is None, "same_as", "beside a blob")
+    _require(entry.shard is None or entry.shard_ref is None, "shard_ref", "beside a shard")
+
+
+def _check_blob(blob: Blob, entry: Entry) -> None:
+    _number("blob.segment", blob.segment, below=MAX_SEGMENTS)
+    _number("blob.offset", blob.offset)
+    _number("blob.length", blob.length)
+    size = size_bytes(entry.dtype, entry.local_shape)
+    if blob.codec == "raw" and DTYPES[entry.dtype].safetensors is None:
+        raise BadField(f"blob.codec is raw, but {entry.dtype} is always held as planes")
+    if blob.raw_length != size:
+        raise BadField(f"blob.raw_length is {blob.raw_length}, but dtype and shape make {size} bytes")
+
+
+def check_shard(shard: Shard) -> None:
+    """Raise BadField unless the numbers of a shard are consistent with each other."""
+    axes = len(shard.placements)
+    _text("shard.mesh", shard.mesh)
+    _require(axes <= MAX_AXES, "shard.placements", axes)
+    _require(len(shard.coordinate) == axes, "shard.coordinate", shard.coordinate)
+    for index in shard.coordinate:
+        _number("shard.coordinate", index, below=MAX_RANK)
+    _shape("shard.global_shape", shard.global_shape or ())
+    _shape("shard.padding", shard.padding)
+    for placement in shard.placements:
+        _number("shard.placements.dim", placement.dim or 0, below=MAX_DIMS)
+        _number("shard.placements.split_factor", placement.split_factor or 0)
+        _require(len(placement.op or "") <= _MAX_WORD, "shard.placements.op", "too long")
+    for box in shard.boxes:
+        _shape("shard.boxes.offset", box.offset)
+        _shape("shard.boxes.shape", box.shape)
+        _require(len(box.offset) == len(box.shape), "shard.boxes", "offset and shape differ in length")
+
+
+def check_rank_manifest(manifest: RankManifest) -> None:
+    """Raise BadField unless ``rank.json`` can be true of some rank."""
+    _number("rank", manifest.rank, below=MAX_RANK)
+    _number("world_size", manifest.world_size, least=1, below=MAX_RANK)
+    _require(manifest.rank < manifest.world_size, "rank", f"{manifest.rank} of {manifest.world_size}")
+    for name, number in (
+        ("attempt", manifest.attempt),
+        ("steps", manifest.steps),
+        ("boundaries", manifest.boundaries),
+        ("drops.count", manifest.drops.count),
+        ("drops.size_bytes", manifest.drops.size_bytes),
+    ):
+        _number(name, number)
+    for key, mesh in manifest.meshes.items():
+        _check_mesh(f"meshes.{key[:_MAX_WORD]}", mesh)
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raise BadField unless ``trace.json`` can be true of some run."""
+    _text("run_id", manifest.run_id)
+
+
+def _check_mesh(where: str, mesh: Mesh) -> None:
+    _require(len(mesh.axes) == len(mesh.shape) <= MAX_AXES, f"{where}.shape", mesh.shape)
+    _require(math.prod(mesh.shape) == len(mesh.ranks), f"{where}.ranks", len(mesh.ranks))
+    for size in mesh.shape:
+        _number(f"{where}.shape", size, least=1, below=MAX_RANK)
+    for rank in mesh.ranks:
+        _number(f"{where}.ranks", rank, below=MAX_RANK)
+
+
+def _shape(field: str, shape: tuple[int, ...]) -> None:
+    _require(len(shape) <= MAX_DIMS, field, f"{len(shape)} dimensions")
+    for size in shape:
+        _number(field, size)
+    _require(math.prod(shape) < MAX_NUMBER, field, shape)
+
+
+def _number(field: str, number: int, *, least: int = 0, below: int = MAX_NUMBER) -> None:
+    if not least <= number < below:
+        raise BadField(f"{field} is {number}, not in [{least}, {below})")
+
+
+def _text(field: str, text: str) -> None:
+    if not 0 < len(text) <= MAX_NAME:
+        raise BadField(f"{field} has {len(text)} characters, not 1 to {MAX_NAME}")
+    if not text.isprintable():
+        raise BadField(f"{field} holds unprintable characters")
+
+
+def _require(holds: bool, field: str, found: object) -> None:
+    if not holds:
+        raise BadField(f"{field} is {str(found)[:80]}")

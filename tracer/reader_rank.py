@@ -1,0 +1,144 @@
+"""One rank of a trace: its entries, and any one tensor of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensortrace.tracer import layout
+from tensortrace.tracer.codec_dtypes import Bytes, values
+from tensortrace.tracer.errors import DamagedTrace, TraceError
+from tensortrace.tracer.manifest import read_rank_manifest
+from tensortrace.tracer.reader_index import OnDamage, load, segment_numbers
+from tensortrace.tracer.reader_segment import find_segment, read_blob
+from tensortrace.tracer.types import Blob, Entry, RankManifest
+
+
+class RankTrace:
+    """One rank of an open trace; reading holds no file open and may be done on several threads.
+
+    ``entries`` are in order of their events, with their shards in place. ``problems`` say what is
+    missing or, when salvaging, damaged. ``manifest`` is None where ``rank.json`` is missing.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        attempt: int,
+        manifest: RankManifest | None,
+        entries: tuple[Entry, ...],
+        problems: tuple[str, ...],
+        limit_bytes: int,
+    ) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.attempt = attempt
+        self.manifest = manifest
+        self.entries = entries
+        self._limit_bytes = limit_bytes
+        self._blobs = {entry.event: entry.blob for entry in entries if entry.blob is not None}
+        self._sizes = {number: _size(folder, number) for number in segment_numbers(folder)}
+        self.problems = (*problems, *_ending(folder, manifest, len(entries)), *self._lost_bytes())
+
+    @classmethod
+    def open(cls, folder: Path, rank: int, attempt: int, *, on_damage: OnDamage, limit_bytes: int) -> Self:
+        """Read the manifest and the entries of a rank's folder."""
+        problems: list[str] = []
+        try:
+            manifest = _read_manifest(folder, rank, attempt)
+        except DamagedTrace as error:
+            if on_damage == "refuse":
+                raise
+            problems.append(str(error))
+            manifest = None
+        loaded = load(folder, manifest.ignorable if manifest else (), on_damage)
+        problems += loaded.problems
+        return cls(folder, rank, attempt, manifest, tuple(loaded.entries), tuple(problems), limit_bytes)
+
+    def stored(self, entry: Entry) -> bool:
+        """Tell whether the entry's bytes are there: kept, and not cut off."""
+        blob = self.blob_of(entry)
+        return blob is not None and self._there(blob)
+
+    def blob_of(self, entry: Entry) -> Blob | None:
+        """Return where the entry's bytes lie, which may be another event's blob."""
+        return entry.blob if entry.same_as is None else self._blobs.get(entry.same_as)
+
+    def read(self, entry: Entry) -> NDArray[np.generic]:
+        """Return the tensor, of shape ``local_shape``; its digest was checked.
+
+        bfloat16 and 8-bit floats come as float32, complex32 as complex64, exactly; other dtypes are
+        native. Raises as ``read_bytes`` does.
+        """
+        return values(entry.dtype, self.read_bytes(entry)).reshape(entry.local_shape)
+
+    def read_bytes(self, entry: Entry) -> Bytes:
+        """Return the logical bytes (little-endian, row-major) as a flat array; the digest was checked.
+
+        Raises DamagedTrace naming file and offset, or TraceError where the bytes were never kept or
+        exceed the trace's ``limit_bytes``.
+        """
+        blob = self.blob_of(entry)
+        if blob is None:
+            raise TraceError(
+                f"rank {self.rank}, event {entry.event} ({entry.name}): only digest and statistics were kept"
+            )
+        path = find_segment(self.folder, blob.segment)
+        if path is None:
+            name = layout.segment_name(blob.segment)
+            raise DamagedTrace(f"{self.folder / name}: the segment is missing")
+        return read_blob(path, entry, blob, self._limit_bytes)
+
+    def _there(self, blob: Blob) -> bool:
+        return blob.offset + blob.length <= self._sizes.get(blob.segment, -1)
+
+    def _lost_bytes(self) -> list[str]:
+        lost: dict[int, int] = {}
+        for blob in self._blobs.values():
+            if not self._there(blob):
+                lost[blob.segment] = lost.get(blob.segment, 0) + 1
+        return [
+            f"{self.folder / layout.segment_name(number)}: missing or cut off; {count} tensors are lost"
+            for number, count in sorted(lost.items())
+        ]
+
+
+def _read_manifest(folder: Path, rank: int, attempt: int) -> RankManifest | None:
+    path = folder / layout.RANK_MANIFEST
+    try:
+        manifest = read_rank_manifest(path)
+    except FileNotFoundError:
+        return None
+    if (manifest.rank, manifest.attempt) != (rank, attempt):
+        raise DamagedTrace(
+            f"{path}: field rank or attempt",
+            found=f"rank {manifest.rank}, attempt {manifest.attempt}",
+            expected=f"rank {rank}, attempt {attempt}, as its folder is named",
+        )
+    return manifest
+
+
+def _ending(folder: Path, manifest: RankManifest | None, entries: int) -> list[str]:
+    """Return what a rank's manifest says of boundaries that aren't there."""
+    if manifest is None:
+        return [f"{folder}: no {layout.RANK_MANIFEST}; what this rank promised is unknown"]
+    problems = []
+    if manifest.ended is None:
+        problems.append(f"{folder}: the rank did not finish")
+    elif manifest.ended != "finished":
+        problems.append(f"{folder}: the rank ended early ({manifest.ended[:200]})")
+    if manifest.drops.count:
+        problems.append(f"{folder}: {manifest.drops.count} boundaries were dropped while recording")
+    if entries < manifest.boundaries:
+        problems.append(f"{folder}: {manifest.boundaries - entries} of {manifest.boundaries} entries are lost")
+    return problems
+
+
+def _size(folder: Path, number: int) -> int:
+    path = find_segment(folder, number)
+    return os.stat(path).st_size if path is not None and path.is_file() else -1

@@ -1,0 +1,177 @@
+"""Store the boundaries of one rank: digest, deduplicate, encode, append, seal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tensortrace.tracer import layout
+from tensortrace.tracer.codec import Compress, Encoder
+from tensortrace.tracer.codec_dtypes import Bytes, size_bytes
+from tensortrace.tracer.codec_values import digest, statistics
+from tensortrace.tracer.errors import TraceError
+from tensortrace.tracer.manifest import encode_entry, replace_manifest
+from tensortrace.tracer.types import Blob, Boundary, Entry, RankManifest, Shard, Stats
+from tensortrace.tracer.writer_files import GrowingFile
+from tensortrace.tracer.writer_segment import SegmentWriter
+
+RESERVED_BYTES = 256 << 10
+SEGMENT_BYTES = 1 << 30
+SEAL_AT_STEP_BYTES = 64 << 20
+_MAX_SHARDS = 1 << 16
+
+Payload = bytes | bytearray | memoryview | NDArray[np.uint8]
+
+
+class RankWriter:
+    """Writes the folder of one rank; a boundary is finished when ``append`` returns.
+
+    Files are opened at construction, before the training starts; OSError (also FileExistsError for a
+    folder that another run wrote) is the caller's, who then stands down and calls ``close``. After a
+    failed ``append`` everything finished before is intact. Used by one thread.
+    """
+
+    def __init__(
+        self, root: Path, rank: int, *, attempt: int = 0, compress: Compress = "auto", dedup: int = 1 << 18
+    ) -> None:
+        """Create ``root/rankNNNNN``; ``dedup`` is how many of the latest distinct tensors are remembered."""
+        self.folder = layout.rank_folder(root, rank, attempt)
+        self.boundaries = 0
+        self._rank = rank
+        self._dedup = dedup
+        self._encoder = Encoder(compress)
+        self._seen: dict[str, tuple[int, Stats]] = {}
+        self._shards: dict[Shard, int] = {}
+        self._segments = 0
+        self._segment: SegmentWriter | None = None
+        self.folder.mkdir(parents=True)
+        self._index = GrowingFile(self.folder / layout.INDEX)
+        self._open_segment()
+
+    def append(self, boundary: Boundary, payload: Payload) -> Entry:
+        """Store one boundary and return its index entry, as written.
+
+        ``payload`` are the logical bytes: little-endian elements in row-major order, contiguous. Raises
+        OSError where they cannot be written, TraceError where the boundary can't be (unknown dtype, wrong
+        size, a name that no reader accepts).
+        """
+        if self._index.closed:
+            raise TraceError(f"{self.folder}: appended to after it was closed")
+        data = _flat_bytes(payload)
+        size = size_bytes(boundary.dtype, boundary.local_shape)
+        if data.size != size:
+            raise TraceError(f"{boundary.name}: {data.size} bytes", expected=f"{size}")
+        segment = self._segment_with_room(boundary)
+        before = segment.size
+        try:
+            entry = self._store(segment, boundary, data)
+        except BaseException:
+            segment.rollback(before)
+            raise
+        self._remember(segment, boundary, entry)
+        return entry
+
+    def _store(self, segment: SegmentWriter, boundary: Boundary, data: Bytes) -> Entry:
+        """Write the frames, then the record, then the index line; memory changes only afterwards."""
+        hexdigest = digest(boundary.dtype, boundary.local_shape, data)
+        event, stats = self._seen.get(hexdigest, (None, None))
+        if stats is None:
+            stats = statistics(boundary.dtype, data)
+        blob = self._put(segment, boundary, data) if event is None else None
+        declared = self._shards.get(boundary.shard) if boundary.shard is not None else None
+        fields = {name: getattr(boundary, name) for name in Boundary.__struct_fields__}
+        fields["shard"] = boundary.shard if declared is None else None
+        entry = Entry(
+            **fields, digest=hexdigest, stats=stats, blob=blob, same_as=event, shard_ref=declared
+        )
+        line = encode_entry(entry)
+        segment.commit(line)
+        self._index.append(line)
+        return entry
+
+    def _put(self, segment: SegmentWriter, boundary: Boundary, data: Bytes) -> Blob:
+        offset = segment.size
+        codec = self._encoder.codec_of(boundary.dtype, data.size)
+        segment.put(self._encoder.frames(codec, boundary.dtype, data))
+        return Blob(segment.number, offset, segment.size - offset, data.size, codec)
+
+    def _remember(self, segment: SegmentWriter, boundary: Boundary, entry: Entry) -> None:
+        self.boundaries += 1
+        if entry.blob is not None:
+            segment.header.add_tensor(boundary, entry.blob.codec)
+            self._remember_digest(entry)
+        elif entry.same_as is not None:
+            segment.header.add_alias(boundary, entry.same_as)
+        if entry.shard is not None and len(self._shards) < _MAX_SHARDS:
+            self._shards[entry.shard] = entry.event
+
+    def _remember_digest(self, entry: Entry) -> None:
+        if not self._dedup:
+            return
+        if len(self._seen) >= self._dedup:
+            del self._seen[next(iter(self._seen))]  # the oldest
+        assert entry.stats is not None
+        self._seen[entry.digest] = (entry.event, entry.stats)
+
+    def end_step(self) -> None:
+        """Seal the open segment if it is large enough to stand alone; call after a step's last boundary."""
+        if self._segment is not None and self._segment.size >= SEAL_AT_STEP_BYTES:
+            self._seal()
+
+    def write_manifest(self, manifest: RankManifest) -> None:
+        """Write ``rank.json`` atomically, with the number of boundaries finished so far."""
+        whole = msgspec.structs.replace(manifest, boundaries=self.boundaries)
+        replace_manifest(self.folder / layout.RANK_MANIFEST, whole)
+
+    def close(self) -> None:
+        """Seal the segment and the index; may be called again. OSError leaves ``.part`` files behind."""
+        try:
+            self._seal()
+            if not self._index.closed:
+                self._index.finish()
+        finally:
+            self._index.close()
+
+    def _segment_with_room(self, boundary: Boundary) -> SegmentWriter:
+        segment = self._segment
+        if segment is not None and segment.size < SEGMENT_BYTES and segment.header.has_room(boundary):
+            return segment
+        self._seal()
+        return self._open_segment()
+
+    def _open_segment(self) -> SegmentWriter:
+        self._segment = SegmentWriter(self.folder, self._rank, self._segments, RESERVED_BYTES)
+        self._segments += 1
+        return self._segment
+
+    def _seal(self) -> None:
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        try:
+            if segment.boundaries:
+                segment.seal()
+            else:
+                segment.discard()
+        finally:
+            segment.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _flat_bytes(payload: Payload) -> Bytes:
+    """Return the payload as a flat uint8 array without copying it."""
+    if isinstance(payload, np.ndarray):
+        return payload.reshape(-1).view(np.uint8)
+    return np.frombuffer(payload, np.uint8) if len(payload) else np.empty(0, np.uint8)

@@ -1,0 +1,69 @@
+"""One file that only grows, written with plain writes, under its ``.part`` name until it is finished."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tensortrace.tracer import layout
+
+
+class GrowingFile:
+    """A new file ``PATH.part``; ``finish`` gives it its final name. Used by one thread.
+
+    Raises OSError where the file exists already or the disk is full; what was written before stays.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._part = path.with_name(path.name + layout.PART)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(self._part, flags, 0o644)
+        self.size = 0
+
+    @property
+    def closed(self) -> bool:
+        """Tell whether the file was closed, finished or not."""
+        return self._descriptor < 0
+
+    def append(self, data: bytes) -> None:
+        """Write at the end; on failure nothing of ``data`` remains in the file."""
+        try:
+            _write_all(self._descriptor, data, self.size)
+        except OSError:
+            os.ftruncate(self._descriptor, self.size)
+            raise
+        self.size += len(data)
+
+    def overwrite_front(self, data: bytes) -> None:
+        """Replace the first bytes."""
+        _write_all(self._descriptor, data, 0)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file back to an earlier size."""
+        os.ftruncate(self._descriptor, size)
+        self.size = size
+
+    def finish(self) -> None:
+        """Close the file and give it its final name."""
+        self.close()
+        os.rename(self._part, self.path)
+
+    def discard(self) -> None:
+        """Close the file and remove it."""
+        self.close()
+        os.unlink(self._part)
+
+    def close(self) -> None:
+        """Close the file and leave it under its ``.part`` name."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view = view[written:]
+        offset += written
