@@ -113,8 +113,8 @@ class Encoder:
     def frame(self, raw: Bytes) -> bytes:
         """Return one frame of at most ``FRAME_BYTES`` raw bytes, with a content checksum."""
         if self._compress == "off" or raw.size < _COMPRESS_FROM or _incompressible(raw):
-            return stored_frame(raw)
-        return self._compressor.compress(raw)
+            return stored_frame(raw.data)
+        return self._compressor.compress(raw.data)
 
 
 def _incompressible(raw: Bytes) -> bool:
@@ -127,7 +127,7 @@ def _incompressible(raw: Bytes) -> bool:
     return float(-(share * np.log2(share)).sum()) > _INCOMPRESSIBLE
 
 
-def stored_frame(raw: Bytes | bytes) -> bytes:
+def stored_frame(raw: memoryview | bytes) -> bytes:
     """Return a frame of raw blocks: a 9-byte header, 3 bytes a block and a checksum around the bytes."""
     view = memoryview(raw)
     parts: list[bytes | memoryview] = [struct.pack("<IBI", _FRAME_MAGIC, 0b1010_0100, len(view))]

@@ -20,7 +20,7 @@ def digest(dtype: str, shape: tuple[int, ...], data: Bytes) -> str:
     ``data`` are the logical bytes: little-endian elements in row-major order.
     """
     hasher = xxhash.xxh3_128(f"{dtype}[{','.join(map(str, shape))}]\0".encode("ascii"))
-    hasher.update(data)
+    hasher.update(data.data)
     return hasher.hexdigest()
 
 

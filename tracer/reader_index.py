@@ -122,8 +122,8 @@ def _scan(path: Path, number: int, found: Loaded, ignorable: tuple[str, ...], on
                     _note(found.problems, error, on_damage)
         except BadFrame as bad:
             torn = bad.torn and path.name.endswith(layout.PART)
-            error = DamagedTrace(f"{path}: offset {bad.offset}: {bad.what}")
-            _note(found.problems, error, "salvage" if torn else on_damage)
+            damage = DamagedTrace(f"{path}: offset {bad.offset}: {bad.what}")
+            _note(found.problems, damage, "salvage" if torn else on_damage)
             found.entries.extend(_search(segment, bad.offset + 1, number, ignorable))
 
 

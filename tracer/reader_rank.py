@@ -135,7 +135,7 @@ def _ending(folder: Path, manifest: RankManifest | None, entries: int) -> list[s
     if manifest.drops.count:
         problems.append(f"{folder}: {manifest.drops.count} boundaries were dropped while recording")
     if entries < manifest.boundaries:
-        problems.append(f"{folder}: {manifest.boundaries - entries} of {manifest.boundaries} entries are lost")
+        problems.append(f"{folder}: {manifest.boundaries - entries} of {manifest.boundaries} are lost")
     return problems
 
 

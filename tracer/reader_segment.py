@@ -140,9 +140,9 @@ def read_blob(path: Path, entry: Entry, blob: Blob, limit_bytes: int) -> Bytes:
         raw = np.empty(blob.raw_length, np.uint8)
         decoder, filled = Decoder(), 0
         for frame in frames:
-            data = decoder.frame(segment.at(frame.offset, frame.length), frame)
-            raw[filled : filled + len(data)] = np.frombuffer(data, np.uint8)
-            filled += len(data)
+            part = decoder.frame(segment.at(frame.offset, frame.length), frame)
+            raw[filled : filled + len(part)] = np.frombuffer(part, np.uint8)
+            filled += len(part)
     data = logical(blob.codec, entry.dtype, raw)
     found = digest(entry.dtype, entry.local_shape, data)
     if found != entry.digest:

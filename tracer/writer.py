@@ -86,9 +86,7 @@ class RankWriter:
         declared = self._shards.get(boundary.shard) if boundary.shard is not None else None
         fields = {name: getattr(boundary, name) for name in Boundary.__struct_fields__}
         fields["shard"] = boundary.shard if declared is None else None
-        entry = Entry(
-            **fields, digest=hexdigest, stats=stats, blob=blob, same_as=event, shard_ref=declared
-        )
+        entry = Entry(**fields, digest=hexdigest, stats=stats, blob=blob, same_as=event, shard_ref=declared)
         line = encode_entry(entry)
         segment.commit(line)
         self._index.append(line)
