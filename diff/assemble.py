@@ -1,0 +1,200 @@
+"""Global tensors from the parts that ranks and microbatches recorded, in one order for both runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from tensortrace.diff.catalog import Item, Part
+from tensortrace.diff.rows import Extent, Pairing, Row
+
+Label = Literal["rows", "positions", "flat", ""]
+"""What a dimension of a row-aligned tensor is: samples, positions, both flattened, or neither."""
+
+
+class NotComparable(Exception):
+    """Two sides of a boundary that no alignment brings to one order; the text says why."""
+
+
+class Assembled(NamedTuple):
+    """Both global tensors in one order, and the ranks of ``b`` (of ``a``) that each element came from.
+
+    ``owners`` names, per index of the first dimension, the row of ``b``; empty where rows do not apply.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    owners: tuple[Row, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    def owner(self, index: tuple[int, ...]) -> Row | None:
+        """Return the row of ``b`` that holds the element, None where rows do not apply."""
+        if not self.owners or not index:
+            return None
+        ends = np.cumsum(self.lengths)
+        found = int(np.searchsorted(ends, index[0], side="right"))
+        return self.owners[min(found, len(self.owners) - 1)]
+
+
+def label_dims(cases: Sequence[tuple[tuple[int, ...], Extent]]) -> tuple[Label, ...] | None:
+    """Say what each dimension is, from its size in every part of both runs; None where no reading fits.
+
+    A dimension is ``rows`` (once) if its size is the number of rows in every part, ``positions`` (at most
+    twice: attention maps) if it is the padded length in every part, ``flat`` if it is their product.
+    """
+    if len({len(shape) for shape, _ in cases}) != 1:
+        return None
+    labels: list[Label] = []
+    for dim in range(len(cases[0][0])):
+        label = _label(dim, cases, labels)
+        if label is None:
+            return None
+        labels.append(label)
+    return tuple(labels)
+
+
+def _label(
+    dim: int, cases: Sequence[tuple[tuple[int, ...], Extent]], before: Sequence[Label]
+) -> Label | None:
+    sizes = [(shape[dim], extent) for shape, extent in cases]
+    unlabelled = "rows" not in before and "flat" not in before
+    if unlabelled and all(size == e.rows for size, e in sizes):
+        return "rows"
+    if before.count("positions") < 2 and all(size == e.positions for size, e in sizes):
+        return "positions"
+    if unlabelled and dim == 0 and all(e.positions and size == e.rows * e.positions for size, e in sizes):
+        return "flat"
+    return "" if len({size for size, _ in sizes}) == 1 else None
+
+
+def by_rows(
+    a: Sequence[Item],
+    b: Sequence[Item],
+    pairing: Pairing,
+    *,
+    scale_b: Callable[[Row], float] | None = None,
+    additive: bool = False,
+) -> Assembled:
+    """Bring a row-aligned boundary of both runs to a's row order, padding cut away.
+
+    ``scale_b`` divides each row of ``b`` (gradient scale accounting). ``additive`` says that what does not
+    depend on rows is summed over parts (a gradient) instead of being equal in all of them.
+
+    Raises NotComparable where parts are missing or the dimensions cannot be read.
+    """
+    of_a, of_b = _by_part(a), _by_part(b)
+    labels = label_dims(
+        [(i.entry.local_shape, pairing.extents_a[p]) for p, i in of_a.items() if p in pairing.extents_a]
+        + [(i.entry.local_shape, pairing.extents_b[p]) for p, i in of_b.items() if p in pairing.extents_b]
+    )
+    if labels is None:
+        shapes = sorted({i.entry.local_shape for i in (*a, *b)})
+        raise NotComparable(f"local shapes {shapes} do not follow the batch's rows and positions")
+    pairs = [p for p in pairing.pairs if p[0].part in of_a and p[1].part in of_b]
+    if "rows" in labels or "flat" in labels:
+        return _stack_rows(of_a, of_b, labels, pairs, pairing, scale_b)
+    return _shared(of_a, of_b, labels, pairs, scale_b, additive)
+
+
+def _by_part(items: Sequence[Item]) -> dict[Part, Item]:
+    return {item.part: item for item in items if item.part is not None}
+
+
+def _stack_rows(
+    of_a: dict[Part, Item],
+    of_b: dict[Part, Item],
+    labels: tuple[Label, ...],
+    pairs: Sequence[tuple[Row, Row]],
+    pairing: Pairing,
+    scale_b: Callable[[Row], float] | None,
+) -> Assembled:
+    if not pairs:
+        raise NotComparable("no row of one run is a row of the other")
+    values_a = {part: item.read() for part, item in of_a.items()}
+    values_b = {part: item.read() for part, item in of_b.items()}
+    left: list[np.ndarray] = []
+    right: list[np.ndarray] = []
+    for x, y in pairs:
+        stop = min(x.stop - x.start, y.stop - y.start)  # differs only where rows were paired by order
+        left.append(_piece(values_a[x.part], labels, x, pairing.extents_a[x.part], stop))
+        piece = _piece(values_b[y.part], labels, y, pairing.extents_b[y.part], stop)
+        right.append(piece / scale_b(y) if scale_b else piece)
+    owners = tuple(y for _, y in pairs)
+    if labels.count("positions") > 1:
+        left, right = [np.ravel(v) for v in left], [np.ravel(v) for v in right]
+    lengths = tuple(len(v) for v in left)
+    return Assembled(np.concatenate(left), np.concatenate(right), owners, lengths)
+
+
+def _piece(
+    values: np.ndarray, labels: tuple[Label, ...], row: Row, extent: Extent, length: int
+) -> np.ndarray:
+    """Return one row's valid part; its first dimension is the positions, or 1 where there are none."""
+    picks: list[slice] = []
+    for label in labels:
+        if label == "rows":
+            picks.append(slice(row.index, row.index + 1))
+        elif label == "positions":
+            picks.append(slice(row.start, row.start + length))
+        elif label == "flat":
+            first = row.index * (extent.positions or 1) + row.start
+            picks.append(slice(first, first + length))
+        else:
+            picks.append(slice(None))
+    piece = values[tuple(picks)]
+    if "rows" in labels and "positions" in labels:
+        rows, positions = labels.index("rows"), labels.index("positions")
+        piece = np.moveaxis(np.squeeze(piece, axis=rows), positions - (rows < positions), 0)
+    elif "rows" in labels:
+        piece = np.moveaxis(piece, labels.index("rows"), 0)
+    return piece
+
+
+def _shared(
+    of_a: dict[Part, Item],
+    of_b: dict[Part, Item],
+    labels: tuple[Label, ...],
+    pairs: Sequence[tuple[Row, Row]],
+    scale_b: Callable[[Row], float] | None,
+    additive: bool,
+) -> Assembled:
+    """Compare what has no row dimension: equal in all parts, summed over them, or part by part."""
+    scales = {y.part: scale_b(y) for _, y in pairs} if scale_b else {}
+    values_a = {p: item.read() for p, item in of_a.items()}
+    values_b = {p: item.read() / scales.get(p, 1.0) for p, item in of_b.items()}
+    if additive:
+        return Assembled(*_crop(labels, _padded_sum(list(values_a.values())), _padded_sum(list(values_b.values()))))
+    if _all_equal(labels, values_a) and _all_equal(labels, values_b):
+        return Assembled(*_crop(labels, _shortest(values_a), _shortest(values_b)))
+    partners = {x.part: y.part for x, y in pairs}
+    if len(set(partners.values())) == len(partners) == len(values_a) == len(values_b):
+        left = [np.ravel(values_a[p]) for p in partners]
+        right = [np.ravel(values_b[q]) for q in partners.values()]
+        if all(len(x) == len(y) for x, y in zip(left, right, strict=True)):
+            return Assembled(np.concatenate(left), np.concatenate(right))
+    raise NotComparable("no dimension follows the rows, values differ between parts, and the splits differ")
+
+
+def _padded_sum(values: Sequence[np.ndarray]) -> np.ndarray:
+    shape = tuple(max(sizes) for sizes in zip(*(v.shape for v in values), strict=True))
+    total = np.zeros(shape, dtype=np.float64)
+    for value in values:
+        total[tuple(slice(0, size) for size in value.shape)] += value
+    return total
+
+
+def _crop(labels: tuple[Label, ...], a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    window = tuple(slice(0, min(m, n)) for m, n in zip(a.shape, b.shape, strict=True))
+    return a[window], b[window]
+
+
+def _shortest(values: dict[Part, np.ndarray]) -> np.ndarray:
+    return min(values.values(), key=lambda v: v.size)
+
+
+def _all_equal(labels: tuple[Label, ...], values: dict[Part, np.ndarray]) -> bool:
+    reference = _shortest(values)
+    window = tuple(slice(0, size) for size in reference.shape)
+    return all(np.array_equal(v[window], reference, equal_nan=v.dtype.kind == "f") for v in values.values())

@@ -1,0 +1,149 @@
+"""Which boundaries a trace holds: entries by step, kind and name, with the part of the batch they saw."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from tensortrace.tracer.reader import RankTrace, Trace
+from tensortrace.tracer.selection import Selection
+from tensortrace.tracer.types import INIT_STEP, ROOT, Entry, Kind
+
+ROW_KINDS = frozenset({Kind.INPUT, Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOSS})
+"""Kinds that belong to one forward and backward pass over some rows of the batch."""
+
+EVIDENCE_KINDS = frozenset({Kind.RNG, Kind.COLLECTIVE})
+"""Kinds that are shown as evidence and never judged: they differ between correct layouts."""
+
+
+class Part(NamedTuple):
+    """One rank's pass over some rows: a microbatch, or the n-th eval pass of a step."""
+
+    rank: int
+    phase: str
+    number: int
+
+
+class Item(NamedTuple):
+    """An entry, the rank that wrote it, and the part it belongs to (None for what the window owns)."""
+
+    source: RankTrace
+    entry: Entry
+    part: Part | None
+    call: int
+
+    def read(self) -> np.ndarray:
+        """Return the tensor as numpy, checked against its digest."""
+        return self.source.read(self.entry)
+
+
+class Slot(NamedTuple):
+    """What a boundary is called within a step: its key without step and microbatch."""
+
+    phase: str
+    kind: Kind
+    name: str
+    slot: str
+    call: int
+
+
+@dataclass(frozen=True)
+class StepView:
+    """The first-pass boundaries of one step over all ranks."""
+
+    step: int
+    items: dict[Slot, tuple[Item, ...]]
+    parts: tuple[Part, ...]
+    by_event: dict[tuple[int, int], tuple[Slot, Item]] = field(repr=False)
+
+    def find(self, kind: Kind, *, phase: str | None = None) -> Iterable[tuple[Slot, tuple[Item, ...]]]:
+        """Yield the slots of a kind, of one phase where given."""
+        return (
+            (slot, items)
+            for slot, items in self.items.items()
+            if slot.kind == kind and phase in (None, slot.phase)
+        )
+
+    def last_microbatch(self) -> int:
+        """Return the number of the window's last microbatch, 0 where there is none."""
+        return max((part.number for part in self.parts if part.phase == "train"), default=0)
+
+
+class Catalog:
+    """The boundaries of one opened trace, step by step."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._by_step: dict[int, list[tuple[RankTrace, Entry]]] = defaultdict(list)
+        for source in trace.ranks:
+            for entry in source.entries:
+                self._by_step[entry.step].append((source, entry))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks that recorded anything."""
+        return tuple(source.rank for source in self.trace.ranks)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps recorded, in order; ``init`` is not among them."""
+        return tuple(sorted(step for step in self._by_step if step != INIT_STEP))
+
+    @property
+    def has_init(self) -> bool:
+        """Tell whether the state before the first step was recorded."""
+        return INIT_STEP in self._by_step
+
+    def promised(self, kind: Kind, name: str, step: int) -> bool:
+        """Tell whether the recording selected such a boundary; true where nothing is known of it."""
+        manifest = next((r.manifest for r in self.trace.ranks if r.manifest), None)
+        return manifest is None or Selection(manifest.promise).wants(kind, name, step=step)
+
+    def view(self, step: int) -> StepView:
+        """Return one step's boundaries; empty where the step was not recorded."""
+        items: dict[Slot, list[Item]] = defaultdict(list)
+        by_event: dict[tuple[int, int], tuple[Slot, Item]] = {}
+        parts: dict[Part, None] = {}
+        passes = _EvalPasses()
+        for source, entry in self._by_step.get(step, ()):
+            if entry.recompute:
+                continue
+            part, call = passes.place(source.rank, entry)
+            slot = Slot(part.phase if part else "window", entry.kind, entry.name, entry.slot, call)
+            item = Item(source, entry, part, call)
+            items[slot].append(item)
+            by_event[(source.rank, entry.event)] = (slot, item)
+            if part:
+                parts[part] = None
+        frozen = {slot: tuple(found) for slot, found in items.items()}
+        return StepView(step, frozen, tuple(sorted(parts)), by_event)
+
+
+class _EvalPasses:
+    """Places entries in parts; eval passes have no microbatch and are told apart by the root's inputs."""
+
+    def __init__(self) -> None:
+        self._number: dict[int, int] = defaultdict(lambda: -1)
+        self._open_input: dict[int, bool] = defaultdict(bool)
+        self._first_call: dict[tuple[int, Kind, str, str], int] = {}
+        self._pass_of: dict[tuple[int, Kind, str, str], int] = {}
+
+    def place(self, rank: int, entry: Entry) -> tuple[Part | None, int]:
+        if entry.kind not in ROW_KINDS:
+            return None, entry.call
+        if entry.microbatch is not None:
+            return Part(rank, "train", entry.microbatch), entry.call
+        is_input = entry.kind == Kind.INPUT and entry.name == ROOT
+        if is_input and not self._open_input[rank]:
+            self._number[rank] += 1
+        self._open_input[rank] = is_input
+        number = max(self._number[rank], 0)
+        key = (rank, entry.kind, entry.name, entry.slot)
+        if self._pass_of.get(key) != number:
+            self._pass_of[key] = number
+            self._first_call[key] = entry.call
+        return Part(rank, "eval", number), entry.call - self._first_call[key]

@@ -1,0 +1,80 @@
+"""The causal graph over global tensors, and the order in which divergences are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tensortrace.diff.catalog import Slot
+from tensortrace.tracer.types import LADDER, Kind
+
+_RUNG = {kind: number for number, kind in enumerate((*LADDER, Kind.BUFFER, Kind.RNG, Kind.COLLECTIVE))}
+_LATE = 1 << 30
+
+
+class Node(NamedTuple):
+    """A boundary of the global program at an aligned step (a's numbering)."""
+
+    step: int
+    microbatch: int | None
+    slot: Slot
+
+
+class Graph:
+    """Parents of each node; nodes may be added with parents that are not (yet) nodes."""
+
+    def __init__(self) -> None:
+        self._parents: dict[Node, tuple[Node, ...]] = {}
+        self._depth: dict[Node, int] = {}
+
+    def add(self, node: Node, parents: Iterable[Node]) -> None:
+        """Add a node that depends on ``parents``, unknown ones included."""
+        self._parents[node] = tuple(dict.fromkeys(p for p in parents if p != node))
+
+    def parents(self, node: Node) -> tuple[Node, ...]:
+        """Return the known parents of a node, nearest recorded ancestors where a parent was not recorded."""
+        return tuple(p for p in self._parents.get(node, ()) if p in self._parents)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._parents
+
+    def ordered(self, step: int) -> list[Node]:
+        """Return one step's nodes, every parent before its children; a cycle is broken where it closes."""
+        done: dict[Node, None] = {}
+        for root in sorted((n for n in self._parents if n.step == step), key=_rung_order):
+            self._visit(root, done)
+        for node in done:  # parents come first, so one pass gives the longest path within the step
+            within = (self._depth.get(p, 0) for p in self.parents(node) if p.step == step)
+            self._depth[node] = 1 + max(within, default=0)
+        return list(done)
+
+    def _visit(self, root: Node, done: dict[Node, None]) -> None:
+        stack: list[tuple[Node, int]] = [(root, 0)]
+        open_nodes: set[Node] = set()
+        while stack:
+            node, index = stack.pop()
+            if index == 0 and (node in done or node in open_nodes):
+                continue
+            open_nodes.add(node)
+            parents = [p for p in self.parents(node) if p.step == root.step]
+            if index == len(parents):
+                done[node] = None
+                open_nodes.discard(node)
+                continue
+            stack.append((node, index + 1))
+            if parents[index] not in done and parents[index] not in open_nodes:
+                stack.append((parents[index], 0))
+
+    def order_key(self, node: Node) -> tuple[int, int, int, int, str, str, int]:
+        """Return the sort key of the headline: step, microbatch, longest path from the input, name."""
+        microbatch = _LATE if node.microbatch is None else node.microbatch
+        if node.slot.slot == "start":  # found before the window's first backward
+            microbatch = -1
+        return (
+            node.step, microbatch, self._depth.get(node, 0), _RUNG[node.slot.kind],
+            node.slot.name, node.slot.slot, node.slot.call,
+        )  # fmt: skip
+
+
+def _rung_order(node: Node) -> tuple[int, int, int]:
+    return node.step, _LATE if node.microbatch is None else node.microbatch, _RUNG[node.slot.kind]

@@ -1,0 +1,206 @@
+"""The whole diff: opens both traces, aligns steps, executes each step's plan, and states the outcome."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from tensortrace.diff.catalog import EVIDENCE_KINDS, Catalog, Slot, StepView
+from tensortrace.diff.causality import Node
+from tensortrace.diff.execute import Execution
+from tensortrace.diff.plan.comparison import StepPair, StepPlan
+from tensortrace.diff.plan.gradients import plan_gradients
+from tensortrace.diff.plan.passes import plan_passes
+from tensortrace.diff.plan.state import plan_init, plan_state
+from tensortrace.diff.result import Result
+from tensortrace.diff.rows import read_batch
+from tensortrace.diff.verdict import state_result
+from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.types import INIT_STEP, Kind
+
+Progress = Callable[[int, int], None]
+"""Called with (steps done, steps in all)."""
+
+
+class CompareOptions(Struct, frozen=True):
+    """What to compare and how to judge it.
+
+    ``floor`` are traces of runs of a's own code. ``allow_missing``, ``include`` are globs on canonical
+    names; ``align`` is ``b:0=a:100``.
+    """
+
+    policy: Literal["error-model", "exact"] = "error-model"
+    floor: tuple[Path, ...] = ()
+    allow_missing: tuple[str, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    include: tuple[str, ...] = ()
+    align: str | None = None
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Steps of ``b`` are steps of ``a`` minus ``offset``."""
+
+    offset: int
+    steps: tuple[int, ...]
+    notes: tuple[str, ...]
+    with_init: bool
+
+
+def compare(
+    a: Path, b: Path, *, options: CompareOptions | None = None, progress: Progress | None = None
+) -> Result:
+    """Compare two traces and name the first divergent boundary and its cause.
+
+    Raises a TraceError where a trace cannot be read or the request makes no sense.
+    """
+    options = options or CompareOptions()
+    with Trace.open(Path(a)) as trace_a, Trace.open(Path(b)) as trace_b:
+        floors: dict[Node, tuple[float, ...]] = {}
+        for path in options.floor:
+            with Trace.open(Path(path)) as floor:
+                for node, error in _measure_floor(trace_a, floor, options).items():
+                    floors[node] = (*floors.get(node, ()), error)
+        execution = Execution(exact=options.policy == "exact", floors=floors)
+        left, right = Catalog(trace_a), Catalog(trace_b)
+        alignment = align_steps(left, right, options.align)
+        notes = [*alignment.notes, *_execute(execution, left, right, alignment, options, progress)]
+        return state_result(execution, left, right, alignment.steps, alignment.offset, options_text(options), notes, options.allow_missing)
+
+
+def options_text(options: CompareOptions) -> str:
+    """Return the policy in words."""
+    if options.floor:
+        return f"floor of {len(options.floor)} run(s), error model where the floor is zero"
+    return options.policy
+
+
+def _measure_floor(a: Trace, floor: Trace, options: CompareOptions) -> dict[Node, float]:
+    """Return the relative L2 error of identical code at each boundary."""
+    execution = Execution()
+    left, right = Catalog(a), Catalog(floor)
+    alignment = align_steps(left, right, None)
+    _execute(execution, left, right, alignment, options, None)
+    return {node: error.rel for node, error in execution.errors.items()}
+
+
+def align_steps(a: Catalog, b: Catalog, request: str | None) -> Alignment:
+    """Align steps by request, by equal input tokens, else by index.
+
+    Raises BadRequest for a request that is not of the form ``b:0=a:100`` or names steps that do not exist.
+    """
+    if not a.steps or not b.steps:
+        side = "a" if not a.steps else "b"
+        raise BadRequest(f"trace {side} holds no step", remedy="record at least one training step")
+    offset, notes = (_requested(request), ()) if request else _by_tokens(a, b)
+    steps = tuple(s for s in a.steps if s - offset in b.steps)
+    if not steps:
+        raise BadRequest(
+            "the traces have no step in common", found=f"steps {a.steps[0]}-{a.steps[-1]} and {b.steps[0]}-{b.steps[-1]}",
+            remedy="say which steps meet with --align b:STEP=a:STEP",
+        )  # fmt: skip
+    with_init = b.has_init and (a.has_init if offset == 0 else offset - 1 in a.steps)
+    return Alignment(offset, steps, notes, with_init)
+
+
+def _requested(request: str) -> int:
+    match = re.fullmatch(r"b:(\d+)=a:(\d+)", request)
+    if not match:
+        raise BadRequest("--align", found=repr(request), expected="b:STEP=a:STEP, such as b:0=a:100")
+    return int(match[2]) - int(match[1])
+
+
+def _by_tokens(a: Catalog, b: Catalog) -> tuple[int, tuple[str, ...]]:
+    """Return the offset at which b's first step has a's input rows; 0 where index order already has."""
+    first = b.steps[0]
+    wanted = {row.digest for row in read_batch(b.view(first), "train").rows}
+    if not wanted:
+        return 0, ()
+    for step in sorted(a.steps, key=lambda s: (s != first, s)):
+        rows = {row.digest for row in read_batch(a.view(step), "train").rows}
+        if rows == wanted:
+            if step == first:
+                return 0, ()
+            note = f"steps aligned by equal input tokens: b's step {first} is a's step {step}"
+            return step - first, (note,)
+    return 0, ()
+
+
+def _execute(
+    execution: Execution,
+    a: Catalog,
+    b: Catalog,
+    alignment: Alignment,
+    options: CompareOptions,
+    progress: Progress | None,
+) -> list[str]:
+    """Run all steps in order; return notes. Stops where inputs or the initial state differ."""
+    notes: list[str] = []
+    offset = alignment.offset
+    state_a = a.view(INIT_STEP if offset == 0 else offset - 1)
+    state_b = b.view(INIT_STEP)
+    previous: int | None = None
+    if alignment.with_init:
+        plan = StepPlan(INIT_STEP)
+        plan_init(state_a, state_b, plan)
+        execution.run(_selected(plan, options), None, StepPair(state_a, state_b, state_a, state_b))
+        previous = INIT_STEP
+        if execution.outcomes:
+            return ["stopped at init: the runs do not start from the same state"]
+    for number, step in enumerate(alignment.steps):
+        view_a, view_b = a.view(step), b.view(step - offset)
+        pair_ = StepPair(view_a, view_b, state_a, state_b)
+        plan = StepPlan(step)
+        if _plan_rows(pair_, plan):
+            plan_passes(pair_, plan)
+        plan_gradients(pair_, plan)
+        plan_state(pair_, plan)
+        execution.run(_selected(plan, options), previous, pair_)
+        notes += plan.notes
+        if progress:
+            progress(number + 1, len(alignment.steps))
+        if execution.diverged([Kind.INPUT]):
+            notes.append(f"stopped at step {step}: the runs were given different inputs")
+            break
+        previous = step
+        state_a, state_b = _carried(state_a, view_a), _carried(state_b, view_b)
+    return list(dict.fromkeys(notes))
+
+
+def _plan_rows(pair_: StepPair, plan: StepPlan) -> bool:
+    """Note how rows were paired; return whether passes can be compared."""
+    pairing = pair_.pairing
+    plan.notes += [*pair_.batch_a.notes, *pair_.batch_b.notes]
+    if pairing.by_order:
+        plan.notes.append("some rows did not match by content and were paired by order")
+    return True
+
+
+def _carried(before: StepView, view: StepView) -> StepView:
+    """Return a step's state with what it did not record again taken from the step before it."""
+    kept = {s: i for s, i in before.items.items() if s.kind in (Kind.BUFFER, Kind.PARAM, Kind.OPTIMIZER_STATE)}
+    kept = {s: i for s, i in kept.items() if s.slot != "start"}
+    return StepView(view.step, kept | dict(view.items), view.parts, view.by_event)
+
+
+def _selected(plan: StepPlan, options: CompareOptions) -> StepPlan:
+    def wanted(slot: Slot) -> bool:
+        if slot.kind in EVIDENCE_KINDS or (options.kinds and slot.kind not in options.kinds):
+            return False
+        return not options.include or any(fnmatchcase(slot.name, glob) for glob in options.include)
+
+    return StepPlan(
+        plan.step,
+        [c for c in plan.comparisons if wanted(c.slot)],
+        [o for o in plan.one_sided if wanted(o.slot)],
+        plan.notes,
+    )
+
+

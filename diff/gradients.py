@@ -1,0 +1,171 @@
+"""The gradient rungs of one step of one run, each brought to the scale of the gradient before clipping."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from tensortrace.diff.catalog import Item, Part, StepView
+from tensortrace.diff.scale import Factors, rank_factors, scalar_factor
+from tensortrace.tracer.types import Kind
+
+CLIP = "(clip)"
+
+
+def _by_param(view: StepView, kind: Kind, slot: str) -> dict[str, list[Item]]:
+    found: dict[str, list[Item]] = defaultdict(list)
+    for key, items in view.find(kind):
+        if key.slot == slot and key.name != CLIP:
+            found[key.name].extend(items)
+    return found
+
+
+def _latest(items: list[Item]) -> list[Item]:
+    """Return the last event of each rank."""
+    last: dict[int, Item] = {}
+    for item in sorted(items, key=lambda i: i.entry.event):
+        last[item.source.rank] = item
+    return [last[rank] for rank in sorted(last)]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What one run recorded of its parameters' gradients in one step.
+
+    Values are local tensors; under data parallelism every rung after ``local_grad`` is a replica, so the
+    first rank stands for all (that replicas agree is checked elsewhere).
+    """
+
+    view: StepView
+    _factor_cache: dict[Kind, float | None] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that have any gradient in this step."""
+        return tuple(sorted({*self._window, *self._parts, *self._consumed}))
+
+    @cached_property
+    def _window(self) -> dict[str, list[Item]]:
+        found = _by_param(self.view, Kind.LOCAL_GRAD, "grad")
+        return {n: [i for i in items if i.entry.microbatch is None] for n, items in found.items()}
+
+    @cached_property
+    def _parts(self) -> dict[str, list[Item]]:
+        found = _by_param(self.view, Kind.LOCAL_GRAD, "grad")
+        return {n: [i for i in items if i.entry.microbatch is not None] for n, items in found.items()}
+
+    @cached_property
+    def _consumed(self) -> dict[str, list[Item]]:
+        found = _by_param(self.view, Kind.CLIPPED_GRAD, "grad")
+        return {n: [i for i in items if i.entry.microbatch is None] for n, items in found.items()}
+
+    @cached_property
+    def _before_clip(self) -> dict[str, list[Item]]:
+        return _by_param(self.view, Kind.CLIPPED_GRAD, "before")
+
+    @cached_property
+    def _start(self) -> dict[str, list[Item]]:
+        return _by_param(self.view, Kind.LOCAL_GRAD, "start")
+
+    def local(self, name: str) -> dict[int, np.ndarray]:
+        """Return each rank's own sum over the window."""
+        whole = {i.source.rank: i.read() for i in _latest(self._window.get(name, []))}
+        if whole:
+            return whole
+        sums: dict[int, np.ndarray] = {}
+        for item in self._parts.get(name, []):
+            value = item.read()
+            rank = item.source.rank
+            sums[rank] = sums[rank] + value if rank in sums else value
+        return sums
+
+    def local_items(self, name: str) -> list[Item]:
+        """Return the entries of the per-microbatch local gradients, or of the window sums."""
+        return self._parts.get(name) or self._window.get(name, [])
+
+    def scaled_local(self, name: str, divide_by: Callable[[Part], float]) -> np.ndarray | None:
+        """Return Σ over ranks and microbatches of the local gradient divided by each part's factor."""
+        total: np.ndarray | None = None
+        for item in self._parts.get(name, []):
+            part = Part(item.source.rank, "train", item.entry.microbatch or 0)
+            value = item.read().astype(np.float64) / divide_by(part)
+            total = value if total is None else total + value
+        return total
+
+    def start_items(self, name: str) -> tuple[Item, ...]:
+        """Return the entries of ``.grad`` as each rank found it when the window's first backward began."""
+        return tuple(_latest(self._start.get(name, [])))
+
+    def start(self, name: str) -> dict[int, np.ndarray]:
+        """Return ``.grad`` as each rank found it when the window's first backward began."""
+        return {i.source.rank: i.read() for i in self.start_items(name)}
+
+    def rung(self, kind: Kind, name: str) -> Item | None:
+        """Return the last event of ``reduced_grad`` or ``unscaled_grad``; None where the rung is absent."""
+        items = _latest(_by_param(self.view, kind, "grad").get(name, []))
+        return items[0] if items else None
+
+    def before_clip(self, name: str) -> Item | None:
+        """Return the gradient before the window's last clip event; None where nothing clipped it."""
+        last = self.view.last_microbatch()
+        found = [i for i in self._before_clip.get(name, []) if (i.entry.microbatch or 0) >= last]
+        items = _latest(found)
+        return items[0] if items else None
+
+    def consumed(self, name: str) -> Item | None:
+        """Return what the optimizer consumed."""
+        items = _latest(self._consumed.get(name, []))
+        return items[0] if items else None
+
+    def unclipped(self, name: str) -> Item | None:
+        """Return the gradient before clipping: the rung at which runs are compared as they are."""
+        return self.before_clip(name) or self.consumed(name)
+
+    @cached_property
+    def factors(self) -> Factors | None:
+        """Each rank's measured factor from its local gradients to the gradient before clipping."""
+        return rank_factors(self._local_samples())
+
+    def _local_samples(self) -> Iterator[tuple[dict[int, np.ndarray], np.ndarray]]:
+        for name in self.names:
+            final, local = self.unclipped(name), self.local(name)
+            if final is None or not local:
+                continue
+            start = self.start(name)
+            if any(np.any(v) for v in start.values()):  # leftovers are a regressor of their own
+                local = local | {-1 - rank: v for rank, v in start.items()}
+            yield local, final.read()
+
+    def factor_from(self, kind: Kind) -> float | None:
+        """Return the measured factor from a rung's gradient to the gradient before clipping."""
+        if kind not in self._factor_cache:
+            pairs = ((self.rung(kind, n), self.unclipped(n)) for n in self.names)
+            self._factor_cache[kind] = scalar_factor((x.read(), y.read()) for x, y in pairs if x and y)
+        return self._factor_cache[kind]
+
+    def canonical(self, kind: Kind, name: str) -> np.ndarray | None:
+        """Return a rung's gradient with the factors still to come divided out, float64.
+
+        A rung that the run does not have equals the rung before it. None where it cannot be told.
+        """
+        if kind == Kind.CLIPPED_GRAD:
+            item = self.unclipped(name)
+            return None if item is None else item.read().astype(np.float64)
+        item = self.rung(kind, name)
+        if item is not None:
+            factor = self.factor_from(kind)
+            return None if factor is None else item.read().astype(np.float64) * factor
+        if kind == Kind.UNSCALED_GRAD:
+            return self.canonical(Kind.REDUCED_GRAD, name)
+        return self._combined_local(name)
+
+    def _combined_local(self, name: str) -> np.ndarray | None:
+        factors, local = self.factors, self.local(name)
+        if factors is None or not local or any(rank not in factors.by_rank for rank in local):
+            return None
+        total = sum(value.astype(np.float64) * factors.by_rank[rank] for rank, value in local.items())
+        return np.asarray(total)

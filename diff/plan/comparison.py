@@ -1,0 +1,161 @@
+"""One planned comparison: two sides of a boundary, how to load them, and how they may legally differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from tensortrace.diff.assemble import Assembled
+from tensortrace.diff.catalog import Item, Part, Slot, StepView
+from tensortrace.diff.compare import EPS
+from tensortrace.diff.gradients import Gradients
+from tensortrace.diff.rows import Batch, Pairing, pair, read_batch
+from tensortrace.diff.scale import RowScale, TokenWeights, row_scale, token_weights
+from tensortrace.tracer.types import Kind
+
+Sides = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides of one boundary.
+
+    ``load`` returns both global tensors and may raise NotComparable. ``own`` returns what remains of
+    ``b - a`` after the part that the recorded inputs explain is taken away, with a per-element magnitude
+    of the terms that were summed; None where no formula is known. ``magnitude`` is the norm of the terms
+    summed where that exceeds the norm of the result (cancellation).
+    """
+
+    slot: Slot
+    microbatch: int | None
+    load: Callable[[], Assembled]
+    items_a: tuple[Item, ...]
+    items_b: tuple[Item, ...]
+    parents: tuple[tuple[int | None, Slot], ...] = ()
+    earlier: tuple[tuple[int | None, Slot], ...] = ()
+    exact: bool = False
+    own: Callable[[], Sides | None] | None = None
+    magnitude_of: tuple[tuple[int | None, Slot], ...] = ()
+    text: str = ""
+
+    @property
+    def same_bytes(self) -> bool:
+        """Tell whether one entry stands on each side and their digests agree."""
+        single = len(self.items_a) == 1 and len(self.items_b) == 1
+        return single and self.items_a[0].entry.digest == self.items_b[0].entry.digest
+
+
+@dataclass(frozen=True)
+class OneSided:
+    """A boundary that only one run has. ``diverges`` tells a defect from a gap in coverage."""
+
+    side: Literal["a", "b"]
+    slot: Slot
+    microbatch: int | None
+    items: tuple[Item, ...]
+    reason: str
+    diverges: bool = False
+    parents: tuple[tuple[int | None, Slot], ...] = ()
+    earlier: tuple[tuple[int | None, Slot], ...] = ()
+    counts: bool = True
+
+
+@dataclass
+class StepPlan:
+    """Everything planned for one aligned step; ``step`` is a's number."""
+
+    step: int
+    comparisons: list[Comparison] = field(default_factory=list)
+    one_sided: list[OneSided] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StepPair:
+    """One step of both runs with the step before it, and what all planners derive from them once."""
+
+    a: StepView
+    b: StepView
+    before_a: StepView
+    before_b: StepView
+
+    @cached_property
+    def batch_a(self) -> Batch:
+        """Rows of ``a`` in training passes."""
+        return read_batch(self.a, "train")
+
+    @cached_property
+    def batch_b(self) -> Batch:
+        """Rows of ``b`` in training passes."""
+        return read_batch(self.b, "train")
+
+    @cached_property
+    def pairing(self) -> Pairing:
+        """Which row of ``b`` is which row of ``a`` in training passes."""
+        return pair(self.batch_a, self.batch_b)
+
+    @cached_property
+    def eval_pairing(self) -> Pairing:
+        """Which row of ``b`` is which row of ``a`` in eval passes."""
+        return pair(read_batch(self.a, "eval"), read_batch(self.b, "eval"))
+
+    @cached_property
+    def weights_a(self) -> TokenWeights:
+        """Token weights of ``a``."""
+        return token_weights(self.a)
+
+    @cached_property
+    def weights_b(self) -> TokenWeights:
+        """Token weights of ``b``."""
+        return token_weights(self.b)
+
+    @cached_property
+    def scale(self) -> RowScale:
+        """Weight of a token in ``b`` over its weight in ``a``."""
+        return row_scale(self.pairing, self.weights_a, self.weights_b)
+
+    @cached_property
+    def gradients_a(self) -> Gradients:
+        """The gradient rungs of ``a``."""
+        return Gradients(self.a)
+
+    @cached_property
+    def gradients_b(self) -> Gradients:
+        """The gradient rungs of ``b``."""
+        return Gradients(self.b)
+
+    @cached_property
+    def same_scheme(self) -> bool:
+        """Tell whether both runs split the batch alike and have the same gradient rungs."""
+        return self.batch_a.extents.keys() == self.batch_b.extents.keys() and _rungs(self.a) == _rungs(self.b)
+
+    def group(self, part: Part) -> int | None:
+        """Return the microbatch under which a part is compared; None where the splits differ."""
+        return part.number if part.phase == "train" and self.pairing.same_split() else None
+
+
+def _rungs(view: StepView) -> set[Kind]:
+    rungs = {Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD}
+    return {slot.kind for slot in view.items if slot.kind in rungs}
+
+
+def coarser_eps(items: Sequence[Item]) -> float:
+    """Return the spacing of the coarsest dtype among the entries, autocast included; 0 for exact dtypes."""
+    found = [EPS.get(item.entry.dtype, 0.0) for item in items]
+    if any(found):
+        found += [EPS.get(item.entry.meta.autocast or "", 0.0) for item in items]
+    return max(found, default=0.0)
+
+
+def by_rank(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Return the entries in order of rank."""
+    return tuple(sorted(items, key=lambda i: (i.source.rank, i.entry.event)))
+
+
+def replica(items: Sequence[Item]) -> Item:
+    """Return the entry of the lowest rank, which stands for its replicas."""
+    return by_rank(items)[0]

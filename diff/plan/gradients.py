@@ -1,0 +1,296 @@
+"""Plans the gradient rungs of a window: token weights, local, reduced, unscaled, clipped gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tensortrace.diff.assemble import Assembled, NotComparable
+from tensortrace.diff.catalog import Item, Part, Slot, StepView
+from tensortrace.diff.gradients import CLIP, Gradients
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
+from tensortrace.diff.plan.passes import fitted_scale
+from tensortrace.diff.scale import effective_weights
+from tensortrace.tracer.types import ROOT, Kind
+
+Ref = tuple[int | None, Slot]
+_RUNGS = (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD)
+_EVENT_SLOTS = ("total_norm", "max_norm", "norm_type", "coefficient")
+
+
+def window_slot(kind: Kind, name: str, slot: str, call: int = 0) -> Slot:
+    """Return the slot of a boundary that belongs to the window."""
+    return Slot("window", kind, name, slot, call)
+
+
+def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
+    """Add the comparisons of one step's gradient rungs to the plan."""
+    _plan_weights(pair, plan)
+    names = sorted({*pair.gradients_a.names, *pair.gradients_b.names})
+    _plan_clip_events(pair, plan)
+    for name in names:
+        has_a, has_b = name in pair.gradients_a.names, name in pair.gradients_b.names
+        if not (has_a and has_b):
+            _plan_missing_param(name, "a" if has_a else "b", pair, plan)
+            continue
+        _plan_start(name, pair, plan)
+        _plan_local(name, pair, plan)
+        previous = window_slot(Kind.LOCAL_GRAD, name, "grad")
+        for kind in _RUNGS:
+            previous = _plan_rung(kind, name, previous, pair, plan)
+        _plan_clipped(name, previous, pair, plan)
+
+
+def _plan_weights(pair: StepPair, plan: StepPlan) -> None:
+    names = sorted({s.name for v in (pair.a, pair.b) for s in v.items if s.kind == Kind.LOSS and s.slot == "weight"})
+    if not names or not pair.pairing.pairs:
+        return
+    items = tuple(
+        tuple(i for s, found in v.find(Kind.LOSS, phase="train") if s.slot == "weight" for i in found)
+        for v in (pair.a, pair.b)
+    )
+    slot = Slot("train", Kind.LOSS, names[0], "weight", 0)
+
+    def load() -> Assembled:
+        weights = effective_weights(
+            pair.pairing, pair.weights_a, pair.weights_b,
+            pair.gradients_a.factors, pair.gradients_b.factors, same_scheme=pair.same_scheme,
+        )  # fmt: skip
+        if weights is None:
+            raise NotComparable("scale not observed: a loss has no single weight for its tokens")
+        owners = tuple(y for _, y in pair.pairing.pairs)
+        return Assembled(*weights, owners, (1,) * len(owners))
+
+    plan.comparisons.append(Comparison(slot, None, load, by_rank(items[0]), by_rank(items[1])))
+    for name in names[1:]:  # one weight per part stands for all of its terms
+        plan.comparisons.append(
+            Comparison(slot._replace(name=name), None, load, by_rank(items[0]), by_rank(items[1]), ((None, slot),))
+        )
+
+
+class ClipEvent(NamedTuple):
+    """One clipping of one run: its ordinal, microbatch, function and scalars of the lowest rank."""
+
+    call: int
+    microbatch: int
+    scalars: dict[str, Item]
+
+
+def clip_events(view: StepView) -> tuple[ClipEvent, ...]:
+    """Return the clip events of a window in order."""
+    found: dict[int, dict[str, Item]] = {}
+    for slot, items in view.find(Kind.CLIPPED_GRAD):
+        if slot.name == CLIP:
+            found.setdefault(slot.call, {})[slot.slot] = by_rank(items)[0]
+    events = []
+    for call, scalars in sorted(found.items()):
+        microbatch = next(iter(scalars.values())).entry.microbatch
+        events.append(ClipEvent(call, microbatch or 0, scalars))
+    return tuple(events)
+
+
+def final_events(view: StepView) -> tuple[ClipEvent, ...]:
+    """Return the clip events after the window's last microbatch began."""
+    last = view.last_microbatch()
+    return tuple(e for e in clip_events(view) if e.microbatch >= last)
+
+
+def early_events(view: StepView) -> tuple[ClipEvent, ...]:
+    """Return the clip events before the window's last microbatch began."""
+    last = view.last_microbatch()
+    return tuple(e for e in clip_events(view) if e.microbatch < last)
+
+
+def _plan_clip_events(pair: StepPair, plan: StepPlan) -> None:
+    for early, events_a, events_b in (
+        (True, early_events(pair.a), early_events(pair.b)),
+        (False, final_events(pair.a), final_events(pair.b)),
+    ):
+        for number in range(max(len(events_a), len(events_b))):
+            a = events_a[number] if number < len(events_a) else None
+            b = events_b[number] if number < len(events_b) else None
+            _plan_event(a, b, number, plan, pair, early=early)
+
+
+def _plan_event(
+    a: ClipEvent | None, b: ClipEvent | None, number: int, plan: StepPlan, pair: StepPair, *, early: bool
+) -> None:
+    present = b or a
+    assert present is not None
+    microbatch = present.microbatch if early else None
+    for name in _EVENT_SLOTS:
+        slot = window_slot(Kind.CLIPPED_GRAD, CLIP, name, present.call if early else number)
+        parents = _event_parents(name, slot, microbatch, present, pair)
+        x, y = (e.scalars.get(name) if e else None for e in (a, b))
+        if x and y:
+            load = _pair_loader(x, y)
+            exact = name in ("max_norm", "norm_type")
+            plan.comparisons.append(Comparison(slot, microbatch, load, (x,), (y,), parents, exact=exact))
+        elif x or y:
+            side = "a" if x else "b"
+            when = "before the window's last microbatch" if early else "at the end of the window"
+            text = f"clipping {when} happened only in {side}"
+            one = x or y
+            assert one is not None
+            plan.one_sided.append(
+                OneSided("a" if x else "b", slot, microbatch, (one,), text, diverges=True, parents=parents)
+            )
+
+
+def _event_parents(
+    name: str, slot: Slot, microbatch: int | None, event: ClipEvent, pair: StepPair
+) -> tuple[Ref, ...]:
+    if name == "coefficient":
+        return tuple((microbatch, slot._replace(slot=s)) for s in ("total_norm", "max_norm"))
+    if name == "total_norm" and microbatch is None:
+        members = next(iter(event.scalars.values())).entry.meta.members
+        return tuple((None, window_slot(Kind.CLIPPED_GRAD, m, "before")) for m in members)
+    return ()
+
+
+def _pair_loader(x: Item, y: Item) -> Callable[[], Assembled]:
+    return lambda: Assembled(np.asarray(x.read(), np.float64), np.asarray(y.read(), np.float64))
+
+
+def _plan_missing_param(name: str, side: str, pair: StepPair, plan: StepPlan) -> None:
+    gradients = pair.gradients_a if side == "a" else pair.gradients_b
+    items = tuple(gradients.local_items(name)) or tuple(filter(None, [gradients.consumed(name)]))
+    slot = window_slot(Kind.LOCAL_GRAD, name, "grad")
+    text = f"{name} has a gradient only in {side}"
+    plan.one_sided.append(OneSided("a" if side == "a" else "b", slot, None, items, text, diverges=True))
+
+
+def _plan_start(name: str, pair: StepPair, plan: StepPlan) -> None:
+    """Leftovers in ``.grad``: an absent one equals zeros, as zero_grad(set_to_none) leaves it."""
+    a, b = pair.gradients_a.start_items(name), pair.gradients_b.start_items(name)
+    if not a and not b:
+        return
+    slot = window_slot(Kind.LOCAL_GRAD, name, "start")
+
+    def load() -> Assembled:
+        x, y = (i[0].read().astype(np.float64) if i else None for i in (a, b))
+        shape = x.shape if x is not None else y.shape if y is not None else ()
+        return Assembled(x if x is not None else np.zeros(shape), y if y is not None else np.zeros(shape))
+
+    earlier = ((None, window_slot(Kind.CLIPPED_GRAD, name, "grad")),)
+    plan.comparisons.append(Comparison(slot, None, load, a, b, (), earlier))
+
+
+def _plan_local(name: str, pair: StepPair, plan: StepPlan) -> None:
+    a, b = (tuple(g.local_items(name)) for g in (pair.gradients_a, pair.gradients_b))
+    if not a or not b:
+        return
+
+    def load() -> Assembled:
+        x = pair.gradients_a.scaled_local(name, lambda part: 1.0)
+        y = pair.gradients_b.scaled_local(name, part_scale(pair))
+        if x is None or y is None:
+            raise NotComparable("local gradients were recorded only as window sums")
+        return Assembled(x, y)
+
+    outs, ins = _module_refs(name, pair)
+    slot = window_slot(Kind.LOCAL_GRAD, name, "grad")
+    parents = (*outs, *ins) or _all_weights(pair)
+    plan.comparisons.append(Comparison(slot, None, load, a, b, parents, magnitude_of=(*outs, *ins)))
+
+
+def part_scale(pair: StepPair) -> Callable[[Part], float]:
+    """Return ρ of each part of ``b``: the weight of its tokens over their weight in ``a``."""
+    if pair.scale.observed:
+        return lambda part: pair.scale.by_part.get(part) or 1.0
+    fitted = 1.0 if pair.same_scheme else fitted_scale(pair)
+    return lambda part: fitted
+
+
+def _module_refs(name: str, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
+    """Return (activation gradients of the owning modules' outputs, activations of their inputs)."""
+    aliases = {name}
+    for view in (pair.before_a, pair.before_b, pair.a, pair.b):
+        for item in view.items.get(window_slot(Kind.PARAM, name, "model"), ()):
+            aliases.update(item.entry.meta.aliases)
+    owners = {alias.rpartition(".")[0] or ROOT for alias in aliases}
+    outs: dict[Ref, None] = {}
+    ins: dict[Ref, None] = {}
+    for view in (pair.a, pair.b):
+        for slot, items in view.items.items():
+            if slot.name not in owners or slot.phase != "train":
+                continue
+            groups = {pair.group(i.part) for i in items if i.part is not None}
+            if slot.kind == Kind.ACTIVATION_GRAD and slot.slot.startswith("out"):
+                outs |= {(g, slot): None for g in groups}
+            elif slot.kind == Kind.ACTIVATION and slot.slot.startswith("in."):
+                ins |= {(g, slot): None for g in groups}
+    return tuple(outs), tuple(ins)
+
+
+def _all_weights(pair: StepPair) -> tuple[Ref, ...]:
+    slots = {s for s in pair.b.items if s.kind == Kind.LOSS and s.slot == "weight" and s.phase == "train"}
+    return tuple((None, s._replace(call=0)) for s in slots)
+
+
+def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> Slot:
+    """Compare a rung that at least one run has; return the slot that the next rung depends on."""
+    a, b = pair.gradients_a.rung(kind, name), pair.gradients_b.rung(kind, name)
+    if a is None and b is None:
+        return previous
+    slot = window_slot(kind, name, "grad")
+    parents: list[Ref] = [(None, previous), *_all_weights(pair)]
+    if previous.kind == Kind.LOCAL_GRAD:
+        parents.append((None, previous._replace(slot="start")))
+        parents += _early_clips(pair)
+    load = _canonical_loader(kind, name, pair)
+    items = (tuple(filter(None, [a])), tuple(filter(None, [b])))
+    plan.comparisons.append(
+        Comparison(slot, None, load, *items, tuple(parents), magnitude_of=((None, previous),))
+    )
+    return slot
+
+
+def _canonical_loader(kind: Kind, name: str, pair: StepPair) -> Callable[[], Assembled]:
+    def load() -> Assembled:
+        x, y = (g.canonical(kind, name) for g in (pair.gradients_a, pair.gradients_b))
+        if x is None or y is None:
+            raise NotComparable("the factor from this rung to the gradient before clipping is not measurable")
+        return Assembled(x, y)
+
+    return load
+
+
+def _early_clips(pair: StepPair) -> list[Ref]:
+    refs: list[Ref] = []
+    for view in (pair.a, pair.b):
+        for event in early_events(view):
+            slot = window_slot(Kind.CLIPPED_GRAD, CLIP, "coefficient", event.call)
+            refs.append((event.microbatch, slot))
+    return list(dict.fromkeys(refs))
+
+
+def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> None:
+    """Compare the gradient before clipping as it is, then what the optimizer consumes."""
+    gradients: Sequence[Gradients] = (pair.gradients_a, pair.gradients_b)
+    parents: list[Ref] = [(None, previous), *_all_weights(pair)]
+    if previous.kind == Kind.LOCAL_GRAD:
+        parents += [(None, previous._replace(slot="start")), *_early_clips(pair)]
+    before = window_slot(Kind.CLIPPED_GRAD, name, "before")
+    if any(g.before_clip(name) for g in gradients):
+        items = tuple(tuple(filter(None, [g.unclipped(name)])) for g in gradients)
+        load = _canonical_loader(Kind.CLIPPED_GRAD, name, pair)
+        plan.comparisons.append(
+            Comparison(before, None, load, *items, tuple(parents), magnitude_of=((None, previous),))
+        )
+        parents = [(None, before)]
+    consumed = tuple(g.consumed(name) for g in gradients)
+    if consumed[0] is None or consumed[1] is None:
+        return
+    events = range(max(len(final_events(v)) for v in (pair.a, pair.b)))
+    parents += [(None, window_slot(Kind.CLIPPED_GRAD, CLIP, "coefficient", n)) for n in events]
+    slot = window_slot(Kind.CLIPPED_GRAD, name, "grad")
+    nearest = parents[0]
+    plan.comparisons.append(
+        Comparison(
+            slot, None, _pair_loader(*consumed), (consumed[0],), (consumed[1],), tuple(parents),
+            magnitude_of=(nearest,),
+        )  # fmt: skip
+    )

@@ -1,0 +1,267 @@
+"""Plans what the window owns beside gradients: schedule, optimizer state, parameters, buffers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from tensortrace.diff.assemble import Assembled
+from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.compare import is_exact
+from tensortrace.diff.plan.comparison import Comparison, OneSided, Sides, StepPair, StepPlan, by_rank, replica
+from tensortrace.diff.plan.gradients import Ref, window_slot
+from tensortrace.diff.update import UpdateInputs, predict_param, predict_state
+from tensortrace.tracer.types import Kind
+
+_STATE = (Kind.OPTIMIZER_STATE, Kind.PARAM, Kind.BUFFER)
+_PREFIX = "optimizer."
+
+
+def plan_state(pair: StepPair, plan: StepPlan) -> None:
+    """Add the comparisons of one step's schedule, optimizer state, parameters and buffers."""
+    _plan_schedule(pair, plan)
+    for slot in dict.fromkeys((*pair.a.items, *pair.b.items)):
+        if slot.kind in _STATE:
+            _plan_slot(slot, pair, plan)
+
+
+def plan_init(a: StepView, b: StepView, plan: StepPlan) -> None:
+    """Add the comparisons of the state before the first step."""
+    for slot in dict.fromkeys((*a.items, *b.items)):
+        if slot.kind not in _STATE:
+            continue
+        x, y = a.items.get(slot, ()), b.items.get(slot, ())
+        if x and y:
+            plan.comparisons.append(_comparison(slot, x, y, ()))
+        elif x or y:
+            side = "a" if x else "b"
+            plan.one_sided.append(
+                OneSided(
+                    "a" if x else "b", slot, None, by_rank(x or y), f"only {side} starts with it",
+                    diverges=slot.kind == Kind.OPTIMIZER_STATE,
+                )  # fmt: skip
+            )
+
+
+def _comparison(
+    slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], parents: tuple[Ref, ...], earlier: tuple[Ref, ...] = ()
+) -> Comparison:
+    x, y = replica(a), replica(b)
+    exact = all(is_exact(i.entry.dtype) for i in (x, y)) or slot.slot == "step"
+    return Comparison(slot, None, partial(_load, x, y), (x,), (y,), parents, earlier, exact)
+
+
+def _load(x: Item, y: Item) -> Assembled:
+    return Assembled(x.read(), y.read())
+
+
+def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
+    a, b = pair.a.items.get(slot, ()), pair.b.items.get(slot, ())
+    parents, earlier = _state_parents(slot, pair)
+    if slot.kind == Kind.PARAM and slot.slot == "start":
+        a = a or pair.before_a.items.get(slot._replace(slot="model"), ())
+        b = b or pair.before_b.items.get(slot._replace(slot="model"), ())
+    if slot.kind == Kind.BUFFER:  # recorded only where it changed
+        a = a or pair.before_a.items.get(slot, ())
+        b = b or pair.before_b.items.get(slot, ())
+    if not a or not b:
+        side = "a" if a else "b"
+        plan.one_sided.append(
+            OneSided(
+                "a" if a else "b", slot, None, by_rank(a or b), f"recorded only in {side}",
+                parents=parents, earlier=earlier, diverges=slot.kind != Kind.BUFFER,
+            )  # fmt: skip
+        )
+        return
+    plain = _comparison(slot, a, b, parents, earlier)
+    own = _own_error(slot, pair)
+    plan.comparisons.append(
+        Comparison(
+            slot, None, plain.load, plain.items_a, plain.items_b, parents, earlier, plain.exact, own
+        )
+    )
+
+
+def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
+    name, call = slot.name, slot.call
+    before: tuple[Ref, ...] = ((None, window_slot(Kind.PARAM, name, "model")),)
+    states = sorted({s.slot for v in (pair.a, pair.b) for s in v.items if s.kind == Kind.OPTIMIZER_STATE and s.name == name})
+    if slot.kind == Kind.BUFFER or slot.slot == "start":
+        return (), before if slot.kind == Kind.PARAM else ((None, slot),)
+    schedule = tuple((None, s) for s in _group_slots(name, call, pair))
+    gradient = (None, window_slot(Kind.CLIPPED_GRAD, name, "grad"))
+    start = (None, window_slot(Kind.PARAM, name, "start"))
+    if slot.kind == Kind.OPTIMIZER_STATE:
+        own_before = ((None, slot._replace(call=0)),)
+        others = () if slot.slot == "step" else (gradient, start)
+        return (*others, *schedule), own_before
+    state = tuple((None, window_slot(Kind.OPTIMIZER_STATE, name, s, call)) for s in states)
+    return (gradient, start, *schedule, *state), before
+
+
+def _group_slots(name: str, call: int, pair: StepPair) -> list[Slot]:
+    """Return the hyperparameter slots of the groups that hold a parameter, in either run."""
+    found: dict[Slot, None] = {}
+    for view in (pair.a, pair.b):
+        for slot, items in view.find(Kind.SCHEDULE):
+            if slot.call == call and any(name in i.entry.meta.members for i in items):
+                found[slot] = None
+    return list(found)
+
+
+def _own_error(slot: Slot, pair: StepPair) -> Callable[[], Sides | None] | None:
+    """Return how to compute what of a difference the recorded inputs of the update do not explain."""
+    if slot.kind == Kind.BUFFER or slot.slot == "start" or slot.call:
+        return None
+
+    def own() -> Sides | None:
+        sides = []
+        for view, before in ((pair.a, pair.before_a), (pair.b, pair.before_b)):
+            inputs = update_inputs(slot.name, view, before)
+            if inputs is None:
+                return None
+            expected = predict_param(inputs) if slot.kind == Kind.PARAM else predict_state(inputs, slot.slot)
+            if expected is None:
+                return None
+            actual = replica(view.items[slot]).read().astype(np.float64)
+            change = np.abs(expected - inputs.param) if slot.kind == Kind.PARAM else 0.0
+            sides.append((actual - expected, np.abs(actual) + change + _summed(slot, inputs)))
+        (error_a, size_a), (error_b, size_b) = sides
+        return error_b - error_a, size_a + size_b
+
+    return own
+
+
+def _summed(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
+    """Return the magnitude of the terms that an element of the result sums."""
+    if slot.kind == Kind.PARAM:
+        return np.abs(inputs.param)
+    gradient = np.abs(inputs.gradient)
+    term = gradient**2 if slot.slot.endswith("_sq") else gradient
+    return np.abs(inputs.before.get(slot.slot, np.zeros(()))) + term
+
+
+def update_inputs(name: str, view: StepView, before: StepView) -> UpdateInputs | None:
+    """Return what the update of one parameter read and left, None where a part was not recorded."""
+    consumed = [
+        i for i in view.items.get(window_slot(Kind.CLIPPED_GRAD, name, "grad"), ()) if i.entry.microbatch is None
+    ]
+    start = view.items.get(window_slot(Kind.PARAM, name, "start"), ())
+    param = start or before.items.get(window_slot(Kind.PARAM, name, "model"), ())
+    hypers, optimizer = hyperparameters(name, view)
+    if not consumed or not param or not hypers or skipped(view):
+        return None
+    return UpdateInputs(
+        optimizer=optimizer,
+        param=replica(param).read().astype(np.float64),
+        gradient=replica(consumed).read().astype(np.float64),
+        before=_states(name, before),
+        after=_states(name, view),
+        hypers=hypers,
+    )
+
+
+def _states(name: str, view: StepView) -> dict[str, np.ndarray]:
+    return {
+        slot.slot: replica(items).read().astype(np.float64)
+        for slot, items in view.find(Kind.OPTIMIZER_STATE)
+        if slot.name == name and slot.call == 0
+    }
+
+
+def hyperparameters(name: str, view: StepView, call: int = 0) -> tuple[dict[str, float], str]:
+    """Return the hyperparameters in force for a parameter, and the class of its optimizer."""
+    found: dict[str, float] = {}
+    optimizer = ""
+    for slot, items in view.find(Kind.SCHEDULE):
+        if slot.call == call and name in items[0].entry.meta.members:
+            found[slot.slot] = float(replica(items).read())
+            optimizer = items[0].entry.meta.optimizer or optimizer
+    return found, optimizer
+
+
+def skipped(view: StepView) -> bool:
+    """Tell whether an optimizer skipped its step in this window."""
+    items = [i for s, found in view.find(Kind.SCHEDULE) if s.slot == "skipped" for i in found]
+    return any(int(i.read()) for i in items)
+
+
+def _plan_schedule(pair: StepPair, plan: StepPlan) -> None:
+    views = (pair.a, pair.b)
+    plain = {s for v in views for s, items in v.find(Kind.SCHEDULE) if not items[0].entry.meta.members}
+    for slot in sorted(plain):
+        if slot.slot == "scale":
+            continue  # the loss scale enters scale accounting, not the update formula
+        a, b = (v.items.get(slot, ()) for v in views)
+        earlier = ((None, slot),) if slot.slot == "position" else ()
+        if a and b:
+            plan.comparisons.append(_exact(slot, replica(a), replica(b), (), earlier))
+        else:  # a scheduler or scaler that one run does not have shows in the values it would set
+            side = "a" if a else "b"
+            plan.one_sided.append(
+                OneSided("a" if a else "b", slot, None, by_rank(a or b), f"only {side} has it", counts=False)
+            )
+    _plan_groups(pair, plan)
+
+
+def _exact(
+    slot: Slot, x: Item, y: Item, parents: tuple[Ref, ...], earlier: tuple[Ref, ...] = (), text: str = ""
+) -> Comparison:
+    return Comparison(slot, None, partial(_load, x, y), (x,), (y,), parents, earlier, exact=True, text=text)
+
+
+def _plan_groups(pair: StepPair, plan: StepPlan) -> None:
+    """Compare hyperparameters per parameter, told per group of ``b`` and distinct value of ``a``."""
+    values_a, values_b = _per_param(pair.a), _per_param(pair.b)
+    positions = tuple((None, s) for s, _ in pair.a.find(Kind.SCHEDULE) if s.slot == "position")
+    told: dict[tuple[Slot, float], list[tuple[str, Item, Item]]] = defaultdict(list)
+    for (name, hyper, call), (slot, item) in values_b.items():
+        found = values_a.get((name, hyper, call))
+        if found is not None:
+            told[(slot, float(found[1].read()))].append((name, found[1], item))
+    compared: set[Slot] = set()
+    for (slot, _), members in sorted(told.items(), key=lambda e: (e[0][0], len(e[1]))):
+        _, x, y = members[0]
+        differs = x.entry.digest != y.entry.digest
+        if slot in compared and not differs:
+            continue  # the other value of a mixed group is already told
+        compared.add(slot)
+        names = ", ".join(sorted(m[0] for m in members)[:3]) + (", …" if len(members) > 3 else "")
+        text = f"{slot.slot} of {len(members)} parameters ({names})"
+        parents = positions if slot.slot == "lr" else ()
+        plan.comparisons = [c for c in plan.comparisons if c.slot != slot] if differs else plan.comparisons
+        plan.comparisons.append(_exact(slot, x, y, parents, text=text))
+    _plan_membership(values_a, values_b, plan)
+
+
+Values = dict[tuple[str, str, int], tuple[Slot, Item]]
+
+
+def _per_param(view: StepView) -> Values:
+    found: Values = {}
+    for slot, items in view.find(Kind.SCHEDULE):
+        for item in by_rank(items):
+            for member in item.entry.meta.members:
+                found.setdefault((member, slot.slot, slot.call), (slot, item))
+    return found
+
+
+def _plan_membership(values_a: Values, values_b: Values, plan: StepPlan) -> None:
+    """Report parameters that an optimizer updates in one run only."""
+    members_a, members_b = ({(n, c) for n, _, c in v} for v in (values_a, values_b))
+    for side, missing, values in (("a", members_a - members_b, values_a), ("b", members_b - members_a, values_b)):
+        by_slot: dict[Slot, list[tuple[str, Item]]] = defaultdict(list)
+        for name, call in sorted(missing):
+            slot, item = next(v for k, v in values.items() if (k[0], k[2]) == (name, call))
+            by_slot[slot._replace(slot="members")].append((name, item))
+        for slot, found in by_slot.items():
+            names = ", ".join(n for n, _ in found[:3]) + (", …" if len(found) > 3 else "")
+            text = f"{len(found)} parameters are in an optimizer only in {side}: {names}"
+            plan.one_sided.append(
+                OneSided("a" if side == "a" else "b", slot, None, (found[0][1],), text, diverges=True)
+            )
+
+

@@ -1,0 +1,244 @@
+"""Which samples each part of a run saw, and which sample of the other run each of them is.
+
+A row is identified by its content: the root module's inputs, cut to the row's valid positions. So rows
+meet whatever the sampler, the microbatch split or the world size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from tensortrace.diff.catalog import Part, StepView
+from tensortrace.tracer.types import Kind
+
+
+class Row(NamedTuple):
+    """One sample: the part that saw it, its index there, and its valid positions [start, stop)."""
+
+    part: Part
+    index: int
+    start: int
+    stop: int
+    digest: bytes
+
+
+class Extent(NamedTuple):
+    """Sizes of one part's batch: rows and padded positions; positions is None where there are none."""
+
+    rows: int
+    positions: int | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one step of one run, and the extent of each part."""
+
+    rows: tuple[Row, ...]
+    extents: dict[Part, Extent]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Rows of ``a`` with their counterparts in ``b``, in a's order.
+
+    ``by_order`` tells that rows which did not match by content were paired by order instead.
+    """
+
+    pairs: tuple[tuple[Row, Row], ...]
+    only_a: tuple[Row, ...] = ()
+    only_b: tuple[Row, ...] = ()
+    by_order: bool = False
+    extents_a: dict[Part, Extent] = field(default_factory=dict)
+    extents_b: dict[Part, Extent] = field(default_factory=dict)
+
+    def within(self, number_a: int, phase: str) -> Pairing:
+        """Return the pairs whose row of ``a`` lies in one microbatch."""
+        pairs = tuple(p for p in self.pairs if p[0].part.number == number_a and p[0].part.phase == phase)
+        return Pairing(pairs, (), (), self.by_order, self.extents_a, self.extents_b)
+
+    def same_split(self) -> bool:
+        """Tell whether every pair lies in the same microbatch on both sides and none is left over."""
+        matched = all(x.part.number == y.part.number for x, y in self.pairs)
+        return matched and not self.only_a and not self.only_b
+
+
+def read_batch(view: StepView, phase: str) -> Batch:
+    """Return the rows of one step, in order of (microbatch, rank, index)."""
+    inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
+    for slot, items in view.find(Kind.INPUT, phase=phase):
+        for item in items:
+            if item.part and slot.call == 0 and item.source.stored(item.entry) and item.entry.local_shape:
+                inputs[item.part][slot.slot] = item.read()
+    ignored = _ignored_positions(view, phase, inputs)
+    pad, notes = _pad_value(inputs, ignored)
+    rows: list[Row] = []
+    extents: dict[Part, Extent] = {}
+    for part in sorted(inputs, key=lambda p: (p.number, p.rank)):
+        extents[part] = _extent(inputs[part])
+        rows += _rows_of_part(part, inputs[part], extents[part], ignored.get(part), pad)
+    return Batch(tuple(rows), extents, notes)
+
+
+def pair(a: Batch, b: Batch) -> Pairing:
+    """Match rows by content as multisets; what is left over is paired by order if the counts agree."""
+    waiting: dict[bytes, deque[Row]] = defaultdict(deque)
+    for row in b.rows:
+        waiting[row.digest].append(row)
+    pairs: list[tuple[Row, Row]] = []
+    left_a: list[Row] = []
+    for row in a.rows:
+        if waiting[row.digest]:
+            pairs.append((row, waiting[row.digest].popleft()))
+        else:
+            left_a.append(row)
+    used = {id(found) for _, found in pairs}
+    left_b = [row for row in b.rows if id(row) not in used]
+    by_order = bool(left_a) and len(left_a) == len(left_b)
+    if by_order:
+        pairs += list(zip(left_a, left_b, strict=True))
+        order = {id(row): n for n, row in enumerate(a.rows)}
+        pairs.sort(key=lambda p: order[id(p[0])])
+        left_a, left_b = [], []
+    return Pairing(tuple(pairs), tuple(left_a), tuple(left_b), by_order, a.extents, b.extents)
+
+
+def duplicated_across_ranks(a: Batch, b: Batch) -> tuple[Row, ...]:
+    """Return rows of ``b`` that several ranks saw more often than ``a`` has them at all."""
+    often_a = Counter(row.digest for row in a.rows)
+    ranks_b: dict[bytes, set[int]] = defaultdict(set)
+    often_b = Counter(row.digest for row in b.rows)
+    for row in b.rows:
+        ranks_b[row.digest].add(row.part.rank)
+    return tuple(
+        row
+        for row in b.rows
+        if len(ranks_b[row.digest]) > 1 and often_b[row.digest] > often_a.get(row.digest, 0)
+    )
+
+
+def _extent(tensors: dict[str, np.ndarray]) -> Extent:
+    tokens = _tokens(tensors)
+    if tokens is not None:
+        return Extent(tokens.shape[0], tokens.shape[1])
+    first = next(iter(tensors.values()))
+    return Extent(first.shape[0], None)
+
+
+def _tokens(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Return the first integer matrix: token ids [rows, positions]."""
+    for value in tensors.values():
+        if value.ndim == 2 and value.dtype.kind in "iu":
+            return value
+    return None
+
+
+def _ignored_positions(
+    view: StepView, phase: str, inputs: dict[Part, dict[str, np.ndarray]]
+) -> dict[Part, np.ndarray]:
+    """Return per part a bool matrix [rows, positions]: true where neither loss nor mask wants the token."""
+    found: dict[Part, np.ndarray] = {}
+    for part, tensors in inputs.items():
+        tokens = _tokens(tensors)
+        mask = next((v for name, v in tensors.items() if "mask" in name), None)
+        if tokens is not None and mask is not None and mask.shape == tokens.shape:
+            found[part] = mask == 0
+    for slot, items in view.find(Kind.LOSS, phase=phase):
+        for item in items:
+            if slot.slot != "target" or item.part is None or item.part in found or item.part not in inputs:
+                continue
+            ignored = _ignored_by_target(item.read(), item.entry.meta.ignore_index, inputs[item.part])
+            if ignored is not None:
+                found[item.part] = ignored
+    return found
+
+
+def _ignored_by_target(
+    target: np.ndarray, ignore_index: int | None, tensors: dict[str, np.ndarray]
+) -> np.ndarray | None:
+    tokens = _tokens(tensors)
+    if tokens is None or ignore_index is None:
+        return None
+    rows, positions = tokens.shape
+    if target.size == rows * positions:
+        return target.reshape(rows, positions) == ignore_index
+    if target.size == rows * (positions - 1):  # a causal loss shifted inside the program
+        valid = target.reshape(rows, positions - 1) != ignore_index
+        ignored = np.ones((rows, positions), dtype=bool)
+        ignored[:, :-1] &= ~valid
+        ignored[:, 1:] &= ~valid
+        return ignored
+    return None
+
+
+def _pad_value(
+    inputs: dict[Part, dict[str, np.ndarray]], ignored: dict[Part, np.ndarray]
+) -> tuple[int | None, tuple[str, ...]]:
+    """Return the token id that fills ignored positions at the ends of rows; None where there is none."""
+    counts: Counter[int] = Counter()
+    for part, tensors in inputs.items():
+        tokens = _tokens(tensors)
+        if tokens is None:
+            continue
+        if part in ignored:
+            for row, skip in zip(tokens, ignored[part], strict=True):
+                counts.update(int(v) for v in row[len(row) - _run(skip[::-1]) :])
+                counts.update(int(v) for v in row[: _run(skip)])
+        elif tokens.shape[1] > 1:
+            ends = tokens[tokens[:, -1] == tokens[:, -2]]
+            counts.update(int(row[-1]) for row in ends)
+    if not counts:
+        return None, ()
+    pad = counts.most_common(1)[0][0]
+    guessed = any(_tokens(t) is not None and p not in ignored for p, t in inputs.items())
+    note = f"padding is assumed to be token {pad} at the ends of rows (no mask or ignore_index was seen)"
+    return pad, (note,) if guessed else ()
+
+
+def _run(flags: np.ndarray) -> int:
+    """Return the length of the leading run of true values."""
+    return int(len(flags) if flags.all() else np.argmin(flags))
+
+
+def _rows_of_part(
+    part: Part,
+    tensors: dict[str, np.ndarray],
+    extent: Extent,
+    ignored: np.ndarray | None,
+    pad: int | None,
+) -> list[Row]:
+    tokens = _tokens(tensors)
+    rows = []
+    for index in range(extent.rows):
+        start, stop = 0, extent.positions or 0
+        if tokens is not None and pad is not None:
+            skip = tokens[index] == pad
+            if ignored is not None:
+                skip &= ignored[index]
+            start, stop = _run(skip), len(skip) - _run(skip[::-1])
+            if start >= stop:  # a row of nothing but padding keeps its full length
+                start, stop = 0, len(skip)
+        rows.append(Row(part, index, start, stop, _identity(tensors, index, extent, start, stop)))
+    return rows
+
+
+def _identity(
+    tensors: dict[str, np.ndarray], index: int, extent: Extent, start: int, stop: int
+) -> bytes:
+    digest = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        value = tensors[name]
+        if value.ndim == 0 or value.shape[0] != extent.rows:
+            continue
+        row = value[index]
+        if extent.positions is not None and row.ndim and row.shape[0] == extent.positions:
+            row = row[start:stop]
+        if row.dtype.kind in "iu":  # int32 and int64 token ids are the same tokens
+            row = row.astype(np.int64)
+        digest.update(np.ascontiguousarray(row).tobytes())
+    return digest.digest()

@@ -1,0 +1,181 @@
+"""Gradient scale accounting: what one token weighs in the gradient, and which factors act where.
+
+Legal programs scale differently (a mean here, a world-size factor there, a loss scale), so gradients are
+brought to one scale by *measured* weights before they are compared, and the weights themselves are judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensortrace.diff.catalog import Part, StepView
+from tensortrace.diff.rows import Pairing, Row
+from tensortrace.tracer.types import Kind
+
+CLOSE = 2.0**-18
+"""Weights are float32 products of a few factors: equal within 32 units of round-off (3.8e-6)."""
+
+
+@dataclass(frozen=True)
+class TokenWeights:
+    """∂(backward root)/∂(a token's loss) per part of one step; None where a part's tokens differ.
+
+    ``count`` is each part's number of valid tokens, 0 where it was not recorded.
+    """
+
+    weight: dict[Part, float | None]
+    count: dict[Part, int]
+
+    @property
+    def observed(self) -> bool:
+        """Tell whether every part with a loss has one weight for all of its tokens."""
+        return bool(self.weight) and all(w is not None for w in self.weight.values())
+
+
+@dataclass(frozen=True)
+class RowScale:
+    """ρ = w_b / w_a per row of ``b``; ``by_part`` is None for a part whose rows disagree."""
+
+    by_row: dict[tuple[Part, int], float]
+    by_part: dict[Part, float | None]
+    observed: bool
+
+    def of(self, row: Row) -> float:
+        """Return the factor by which the gradients of one row of ``b`` are divided."""
+        return self.by_row.get((row.part, row.index), 1.0)
+
+
+def token_weights(view: StepView) -> TokenWeights:
+    """Return each part's token weight, from the ``weight`` slots of its losses."""
+    weights: dict[Part, list[float]] = {}
+    counts: dict[Part, int] = {}
+    for slot, items in view.find(Kind.LOSS, phase="train"):
+        for item in items:
+            if item.part is None or not item.source.stored(item.entry):
+                continue
+            if slot.slot == "count":
+                counts[item.part] = counts.get(item.part, 0) + int(item.read())
+            elif slot.slot == "weight":
+                values = np.ravel(item.read()).astype(np.float64)
+                weights.setdefault(item.part, []).extend(float(v) for v in values[values != 0])
+    return TokenWeights({part: _one(values) for part, values in weights.items()}, counts)
+
+
+def _one(values: list[float]) -> float | None:
+    """Return the common value, None where values differ or there is none that is finite."""
+    finite = [v for v in values if math.isfinite(v)]
+    if not finite:
+        return None
+    middle = float(np.median(finite))
+    return middle if all(math.isclose(v, middle, rel_tol=CLOSE) for v in finite) else None
+
+
+def row_scale(pairing: Pairing, a: TokenWeights, b: TokenWeights) -> RowScale:
+    """Return ρ per row of ``b``; 1 everywhere where a weight was not observed."""
+    by_row: dict[tuple[Part, int], float] = {}
+    of_part: dict[Part, list[float]] = {}
+    observed = True
+    for x, y in pairing.pairs:
+        w_a, w_b = a.weight.get(x.part), b.weight.get(y.part)
+        if not w_a or not w_b:
+            observed = False
+            continue
+        by_row[(y.part, y.index)] = w_b / w_a
+        of_part.setdefault(y.part, []).append(w_b / w_a)
+    if not observed:
+        return RowScale({}, {}, observed=False)
+    return RowScale(by_row, {part: _one(values) for part, values in of_part.items()}, observed=True)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Measured factors from each rank's local gradients to the gradient before clipping.
+
+    ``residual`` is the relative L2 error of that explanation, the median over parameters: large where the
+    stages in between did more than scale and add (a clip in the middle of a window, leftovers).
+    """
+
+    by_rank: dict[int, float]
+    residual: float
+
+
+def rank_factors(samples: Iterable[tuple[dict[int, np.ndarray], np.ndarray]]) -> Factors | None:
+    """Return f per rank such that gradient ≈ Σ_r f_r · local_r, the median over parameters.
+
+    Each sample is (local gradient per rank, gradient before clipping) of one parameter. Least squares per
+    parameter, so that a defect of one parameter does not move the factor of its class. None where nothing
+    is finite. Ranks with equal local gradients share the factor evenly (minimum-norm solution).
+    """
+    fits = [fit for local, gradient in samples if (fit := _fit(local, gradient))]
+    greatest = max((norm for _, _, norm in fits), default=0.0)
+    kept = [(by_rank, residual) for by_rank, residual, norm in fits if norm > 1e-6 * greatest]
+    if not kept:
+        return None
+    ranks = {rank for by_rank, _ in kept for rank in by_rank}
+    median = {r: float(np.median([f[r] for f, _ in kept if r in f])) for r in sorted(ranks)}
+    return Factors(median, float(np.median([residual for _, residual in kept])))
+
+
+def _fit(
+    local: dict[int, np.ndarray], gradient: np.ndarray
+) -> tuple[dict[int, float], float, float] | None:
+    """Return (factor per rank, relative residual, norm of the local gradients) of one parameter."""
+    ranks = sorted(local)
+    matrix = np.stack([np.ravel(local[r]).astype(np.float64) for r in ranks], axis=1)
+    target = np.ravel(gradient).astype(np.float64)
+    norm, size = float(np.linalg.norm(matrix)), float(np.linalg.norm(target))
+    if not (math.isfinite(norm) and math.isfinite(size)) or len(target) < len(ranks) or not norm or not size:
+        return None
+    solution = np.linalg.lstsq(matrix / norm, target, rcond=1e-6)[0] / norm
+    residual = float(np.linalg.norm(matrix @ solution - target)) / size
+    return dict(zip(ranks, (float(v) for v in solution), strict=True)), residual, norm
+
+
+def scalar_factor(samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> float | None:
+    """Return c such that the second of each pair ≈ c · the first, the median over parameters."""
+    factors = rank_factors(({0: first}, second) for first, second in samples)
+    return factors.by_rank[0] if factors else None
+
+
+EXPLAINED = 1e-3
+"""Residual below which the stages after ``local_grad`` are taken to scale and add only."""
+
+
+def effective_weights(
+    pairing: Pairing,
+    a: TokenWeights,
+    b: TokenWeights,
+    factors_a: Factors | None,
+    factors_b: Factors | None,
+    *,
+    same_scheme: bool,
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return what a token of each matched row weighs in the gradient before clipping, in both runs.
+
+    Where the runs' weights differ by one factor common to all rows, the loss is not at fault unless both
+    runs are of the same scheme and the loss itself supplies the factor: then ``b`` is returned divided by
+    that factor. None where a weight was not observed.
+    """
+    direct = [(a.weight.get(x.part), b.weight.get(y.part)) for x, y in pairing.pairs]
+    if not direct or any(not x or not y for x, y in direct):
+        return None
+    weight_a, weight_b = (np.array([w[side] for w in direct], dtype=np.float64) for side in (0, 1))
+    explained = all(f is not None and f.residual < EXPLAINED for f in (factors_a, factors_b))
+    total_a, total_b = weight_a.copy(), weight_b.copy()
+    if explained and factors_a and factors_b:
+        total_a *= [factors_a.by_rank[x.part.rank] for x, _ in pairing.pairs]
+        total_b *= [factors_b.by_rank[y.part.rank] for _, y in pairing.pairs]
+    ratio = total_b / total_a
+    common = float(np.median(ratio))
+    if not np.allclose(ratio, common, rtol=WEIGHT_TOLERANCE, atol=0):
+        return total_a, total_b
+    by_loss = same_scheme and np.allclose(weight_b / weight_a, common, rtol=WEIGHT_TOLERANCE, atol=0)
+    return total_a, total_b if by_loss else total_b / common
+
+
+WEIGHT_TOLERANCE = 2.0**-12
+"""Relative: measured factors carry the round-off of the gradients they were measured on."""

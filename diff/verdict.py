@@ -1,0 +1,248 @@
+"""States the outcome: verdict, headline, origins in causal order, coverage, causes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from tensortrace.diff.catalog import Catalog, Item, Part
+from tensortrace.diff.causality import Node
+from tensortrace.diff.causes import name_causes
+from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.plan.comparison import OneSided
+from tensortrace.diff.result import Coverage, Finding, Missing, Power, Result, Side, StepLabel, Verdict, Where
+from tensortrace.tracer.types import INIT_STEP, LADDER, Kind
+
+MAX_ORIGINS, MAX_RECEIVERS, MAX_EXAMPLES = 200, 200, 3
+
+
+def state_result(
+    execution: Execution,
+    a: Catalog,
+    b: Catalog,
+    steps: Sequence[int],
+    offset: int,
+    policy: str,
+    notes: Sequence[str],
+    allow_missing: Sequence[str],
+) -> Result:
+    """Return the result of an executed diff."""
+    ordered = sorted(execution.outcomes, key=lambda o: execution.graph.order_key(o.node))
+    origins = [o for o in ordered if o.role == "origin"] or ordered[:1]
+    others = [o for o in ordered if o not in origins and o.role == "further"]
+    receivers = [o for o in ordered if o.role == "receiver" and o not in origins]
+    stopped = any(note.startswith("stopped") for note in notes)
+    coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
+    causes = name_causes(origins[0], execution, a, b) if origins else ()
+    verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
+    findings = tuple(_finding(o, "origin") for o in (*origins, *others)[:MAX_ORIGINS])
+    first = findings[0] if findings else None
+    return Result(
+        verdict=verdict,
+        headline=_headline(verdict, first, causes[0].text if causes else None, coverage),
+        a=_side(a, steps),
+        b=_side(b, [s - offset for s in steps]),
+        first_divergent=first,
+        causes=tuple(causes),
+        origins=findings,
+        receivers=tuple(_finding(o, "receiver") for o in receivers[:MAX_RECEIVERS]),
+        receivers_total=len(receivers),
+        coverage=coverage,
+        policy=policy,
+        notes=tuple(notes),
+        hints=_hints(first),
+        power=_power(execution),
+    )
+
+
+def where(node: Node) -> Where:
+    """Return a node as it is shown to people."""
+    step: StepLabel = "init" if node.step == INIT_STEP else node.step
+    slot = node.slot
+    return Where(step, node.microbatch, slot.kind.value, slot.name, slot.slot, slot.call)
+
+
+def _finding(outcome: Outcome, role: str) -> Finding:
+    entry = outcome.comparison
+    items = entry.items if isinstance(entry, OneSided) else entry.items_b
+    items_a: tuple[Item, ...] = () if isinstance(entry, OneSided) else entry.items_a
+    source = next((i.entry.meta.source for i in items if i.entry.meta.source), None)
+    text = f"{entry.text}: {outcome.text}" if not isinstance(entry, OneSided) and entry.text else outcome.text
+    return Finding(
+        where=where(outcome.node),
+        role="origin" if role == "origin" else "receiver",
+        ranks=_ranks(outcome, items),
+        text=text,
+        metrics=outcome.metrics,
+        judgement=outcome.judgement,
+        dtype_a=items_a[0].entry.dtype if items_a else None,
+        dtype_b=items[0].entry.dtype if items else None,
+        shape=outcome.assembled.a.shape if outcome.assembled else (),
+        source=source,
+        evidence=_evidence(outcome),
+    )
+
+
+def _ranks(outcome: Outcome, items: Sequence[Item]) -> tuple[int, ...]:
+    """Return the ranks of ``b`` that hold the error, the worst element's first."""
+    loaded = outcome.assembled
+    everyone = tuple(sorted({i.source.rank for i in items}))
+    if loaded is None or not loaded.owners:
+        return everyone
+    error: dict[int, float] = defaultdict(float)
+    start = 0
+    for row, length in zip(loaded.owners, loaded.lengths, strict=True):
+        piece = slice(start, start + length)
+        with np.errstate(invalid="ignore"):
+            delta = np.abs(loaded.b[piece].astype(np.float64) - loaded.a[piece])
+        error[row.part.rank] = max(error[row.part.rank], float(np.nan_to_num(delta, nan=np.inf).max(initial=0.0)))
+        start += length
+    worst = max(error.values(), default=0.0)
+    held = [rank for rank, value in error.items() if value > 1e-2 * worst]
+    return tuple(sorted(held, key=lambda rank: (-error[rank], rank))) or everyone
+
+
+def _evidence(outcome: Outcome) -> tuple[str, ...]:
+    if outcome.node.slot.slot != "weight" or outcome.pair is None:
+        return ()
+    lines = []
+    for side, weights in (("a", outcome.pair.weights_a), ("b", outcome.pair.weights_b)):
+        for part, weight in sorted(weights.weight.items()):
+            lines.append(f"{side}: rank {part.rank} microbatch {part.number}: {_weight(part, weight, weights.count)}")
+    return tuple(lines)
+
+
+def _weight(part: Part, weight: float | None, counts: dict[Part, int]) -> str:
+    tokens = f" ({counts[part]} valid tokens)" if part in counts else ""
+    if not weight:
+        return f"no single token weight{tokens}"
+    return f"each token weighs {weight:.6g} = 1/{1 / weight:.6g}{tokens}"
+
+
+def _side(catalog: Catalog, steps: Sequence[int]) -> Side:
+    trace = catalog.trace
+    ended = sorted({(r.manifest.ended if r.manifest else None) or "did not finish" for r in trace.ranks})
+    microbatches = catalog.view(steps[0]).last_microbatch() + 1 if steps else 0
+    return Side(str(trace.path), len(trace.ranks), len(catalog.steps), microbatches, ", ".join(ended), tuple(trace.problems))
+
+
+def _headline(verdict: str, first: Finding | None, cause: str | None, coverage: Coverage) -> str:
+    if verdict == "equivalent":
+        return f"equivalent: {coverage.compared} boundaries compared, {coverage.bitwise_equal} bitwise equal"
+    if first is None:
+        return "incomplete: nothing diverges in what was compared, but boundaries are missing"
+    at = first.where
+    window = f", microbatch {at.microbatch}" if at.microbatch is not None else ""
+    place = f"step {at.step}{window}: {at.kind} {at.name} {at.slot}"
+    return f"divergent at {place}: {cause or 'unexplained; ' + first.text}"
+
+
+def _power(execution: Execution) -> Power | None:
+    judged = [(n, j) for n, j in execution.judged if j.power_incoherent]
+    if not judged:
+        return None
+    node, weakest = max(judged, key=lambda e: e[1].power_incoherent or 0.0)
+    coherent = [j.power_coherent for _, j in judged if j.power_coherent]
+    incoherent = [j.power_incoherent for _, j in judged if j.power_incoherent]
+    return Power(
+        weakest.power_coherent,
+        weakest.power_incoherent,
+        where(node),
+        float(np.median(coherent)) if coherent else None,
+        float(np.median(incoherent)),
+    )
+
+
+def _hints(first: Finding | None) -> tuple[str, ...]:
+    if first is None:
+        return ()
+    if first.where.step == "init":
+        return ("the runs start from different states: load the same checkpoint or seed in both",)
+    if first.where.kind == "input":
+        return ("the runs were fed different rows: fix the sampler, or say which steps meet with --align b:STEP=a:STEP",)
+    return ()
+
+
+def _coverage(
+    execution: Execution,
+    a: Catalog,
+    b: Catalog,
+    steps: Sequence[int],
+    offset: int,
+    allow_missing: Sequence[str],
+    *,
+    stopped: bool,
+) -> Coverage:
+    groups: dict[tuple[str, str, str, bool], list[Node]] = defaultdict(list)
+    for node, entry in _one_sided(execution):
+        if not entry.diverges:
+            groups[(entry.side, node.slot.kind, entry.reason, _counts(node, entry, a, b))].append(node)
+    for node, reason in execution.not_comparable:
+        groups[("both", node.slot.kind, reason, True)].append(node)
+    missing = [
+        Missing(
+            side="a" if side == "a" else "b" if side == "b" else "both", kind=kind, reason=reason,
+            count=len(nodes), examples=tuple(where(n) for n in nodes[:MAX_EXAMPLES]),
+            counts_as_incomplete=counts and not all(_allowed(n, allow_missing) for n in nodes),
+        )  # fmt: skip
+        for (side, kind, reason, counts), nodes in groups.items()
+    ]
+    if not stopped:
+        missing += _lost_steps(a, b, steps, offset)
+    missing += _lost_records(a, "a") + _lost_records(b, "b")
+    by_kind = {kind.value: execution.compared[kind] for kind in (*LADDER, Kind.BUFFER) if kind in execution.compared}
+    compared = sum(by_kind.values())
+    complete = not any(m.counts_as_incomplete for m in missing) and compared > 0
+    return Coverage(compared, execution.bitwise_equal, by_kind, tuple(missing), complete)
+
+
+def _one_sided(execution: Execution) -> list[tuple[Node, OneSided]]:
+    return execution.gaps
+
+
+def _allowed(node: Node, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(node.slot.name, glob) for glob in globs)
+
+
+def _counts(node: Node, entry: OneSided, a: Catalog, b: Catalog) -> bool:
+    """Tell whether a one-sided boundary was promised by the side that lacks it."""
+    lacking = b if entry.side == "a" else a
+    return entry.counts and lacking.promised(node.slot.kind, node.slot.name, node.step)
+
+
+def _lost_steps(a: Catalog, b: Catalog, steps: Sequence[int], offset: int) -> list[Missing]:
+    found = []
+    for side, catalog, shift in (("a", a, 0), ("b", b, offset)):
+        extra = [s for s in catalog.steps if s + shift not in steps and s + shift > steps[0]]
+        if extra:
+            other = "b" if side == "a" else "a"
+            reason = f"steps {extra[0]}-{extra[-1]} were recorded only in {side}; {other} has no such step"
+            lacking = b if side == "a" else a
+            counts = any(lacking.promised(Kind.PARAM, "", s + (-offset if side == "a" else offset)) for s in extra)
+            found.append(Missing("a" if side == "a" else "b", "step", reason, len(extra), (), counts))
+    return found
+
+
+def _lost_records(catalog: Catalog, side: str) -> list[Missing]:
+    """Report what a rank promised and could not store, and ranks whose recording did not finish."""
+    found = []
+    label = "a" if side == "a" else "b"
+    for source in catalog.trace.ranks:
+        manifest = source.manifest
+        if manifest and manifest.drops.count:
+            reasons = ", ".join(f"{n} {why}" for why, n in manifest.drops.reasons.items())
+            reason = f"rank {source.rank} dropped boundaries: {reasons}"
+            found.append(Missing(label, "any", reason, manifest.drops.count, (), True))  # type: ignore[arg-type]
+        ended = manifest.ended if manifest else None
+        if ended != "finished":
+            reason = f"the recording of rank {source.rank} did not finish: {ended or 'it was killed or still runs'}"
+            found.append(Missing(label, "any", reason, 1, (), True))  # type: ignore[arg-type]
+    expected = max((r.manifest.world_size for r in catalog.trace.ranks if r.manifest), default=len(catalog.ranks))
+    if expected > len(catalog.ranks):
+        absent = sorted(set(range(expected)) - set(catalog.ranks))
+        reason = f"no recording of rank {', '.join(map(str, absent))} of {expected}"
+        found.append(Missing(label, "any", reason, len(absent), (), True))  # type: ignore[arg-type]
+    return found
