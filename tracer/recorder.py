@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -14,7 +15,7 @@ import torch
 
 from tensortrace.tracer import layout
 from tensortrace.tracer.claim import claim
-from tensortrace.tracer.copies import unsupported
+from tensortrace.tracer.copies import unobserved, unsupported
 from tensortrace.tracer.notices import describe, say
 from tensortrace.tracer.quota import Metered
 from tensortrace.tracer.selection import Selection
@@ -124,28 +125,13 @@ class Recorder:
         """Copy the tensor, queue it and return its event number; None where it was not recorded."""
         if not self.wants(kind, name, step=step) or not self._ready():
             return None
-        assert self._stage is not None
-        if reason := unsupported(tensor):
-            self._dropped(reason, tensor.numel() * tensor.element_size())
-            return None
-        lease = self._stage.lend(tensor)
-        if lease is None:
-            self._refused(tensor)
-            return None
-        queue = self._stage.put(tensor, lease)
-        with self._lock:
-            event, self._events = self._events, self._events + 1
-            queue(
-                Boundary(
-                    event=event, step=step, microbatch=microbatch, kind=kind, name=name, slot=slot,
-                    dtype=str(tensor.dtype).removeprefix("torch."), local_shape=tuple(tensor.shape),
-                    call=call, recompute=recompute, shard=shard, producers=producers,
-                    meta=meta or _NO_META,
-                )
+        with unobserved():
+            numbered = partial(
+                Boundary, step=step, microbatch=microbatch, kind=kind, name=name, slot=slot,
+                dtype=str(tensor.dtype).removeprefix("torch."), local_shape=tuple(tensor.shape),
+                call=call, recompute=recompute, shard=shard, producers=producers, meta=meta or _NO_META,
             )  # fmt: skip
-        if tensor.device.type != "cpu":
-            self._device = tensor.device.type
-        return event
+            return self._take(tensor, numbered)
 
     def step_began(self, step: int) -> None:
         """Note that a window opened; the boundaries of the one before are complete."""
@@ -178,10 +164,11 @@ class Recorder:
         Never raises, unless ``--strict`` asked for it: then the error goes on into the training.
         """
         with self._lock:
-            first = self._ended is None
-            if first:
+            first = self._error is None
+            if first:  # also after ``close``, while the queue is written
                 self._error = error
-                self._end(f"failed: {where}: {describe(error)}")
+                self._ended = f"failed: {where}: {describe(error)}"
+                self._end(self._ended)
         if first:
             with suppress(Exception):
                 self._say_why(where, error)
@@ -198,6 +185,23 @@ class Recorder:
         self._end(ended)
         if not self._stage.close():
             say(f"rank {self._identity.rank}: the writer is stuck; the end of the trace is missing")
+
+    def _take(self, tensor: torch.Tensor, numbered: Callable[..., Boundary]) -> int | None:
+        """Copy first: a boundary gets its event number once its bytes are safe."""
+        assert self._stage is not None
+        if reason := unsupported(tensor):
+            self._dropped(reason, tensor.numel() * tensor.element_size())
+            return None
+        if (lease := self._stage.lend(tensor)) is None:
+            self._refused(tensor)
+            return None
+        queue = self._stage.put(tensor, lease)
+        if tensor.device.type != "cpu":
+            self._device = tensor.device.type
+        with self._lock:
+            event, self._events = self._events, self._events + 1
+            queue(numbered(event=event))
+        return event
 
     def _ready(self) -> bool:
         """Tell whether a boundary can be taken, opening the files for the first one."""

@@ -17,6 +17,11 @@ from tensortrace.tracer.ring import Ring
 from tensortrace.tracer.settings import Pressure
 from tensortrace.tracer.types import Boundary
 
+WAKE_BYTES = 1 << 20
+LINGER_S = 0.05
+"""The writer is woken for this much, and looks for less this often: a wake-up for every small tensor
+would hand the interpreter lock to and fro, which costs training more than the copy."""
+
 GIVE_UP_S = 60.0
 """At the end of a program we wait for the writer as long as it gets something done in this time."""
 
@@ -80,6 +85,7 @@ class Stage:
         self._closing = False
         self._broken = False
         self._written = 0
+        self._unseen_bytes = 0
         self._thread = threading.Thread(target=self._run, name="tensortrace-writer", daemon=True)
         self._thread.start()
 
@@ -95,6 +101,7 @@ class Stage:
                     return lease
                 if self._pressure == "drop":
                     return None
+                self._changed.notify_all()
                 self._changed.wait()
         return None
 
@@ -104,12 +111,13 @@ class Stage:
         The two are apart because a boundary gets its event number, under the caller's lock, only once its
         bytes are safe.
         """
+        size = lease.memory.numel()
         try:
             wait = copy_bytes(tensor, lease.memory)
         except BaseException:
             self._give_back(lease)
             raise
-        return lambda boundary: self._push(_Copied(boundary, lease, wait))
+        return lambda boundary: self._push(_Copied(boundary, lease, wait), size)
 
     def run_in_order(self, job: Callable[[], None]) -> None:
         """Call ``job`` on the writer thread, after all that is queued already."""
@@ -159,10 +167,13 @@ class Stage:
                 self._ring.release(lease.offset)
             self._changed.notify_all()
 
-    def _push(self, job: _Job) -> None:
+    def _push(self, job: _Job, size_bytes: int = 0) -> None:
         with self._changed:
             self._queue.append(job)
-            self._changed.notify_all()
+            self._unseen_bytes += size_bytes
+            if self._unseen_bytes >= WAKE_BYTES:
+                self._unseen_bytes = 0
+                self._changed.notify_all()
 
     def _run(self) -> None:
         try:
@@ -179,7 +190,7 @@ class Stage:
     def _next(self) -> _Job | None:
         with self._changed:
             while not self._queue and not self._closing:
-                self._changed.wait()
+                self._changed.wait(LINGER_S)
             return self._queue.popleft() if self._queue else None
 
     def _do(self, job: _Job) -> None:

@@ -1,0 +1,173 @@
+"""Tests of the bounded queue between training and writer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tensortrace.tracer.settings import Pressure
+from tensortrace.tracer.staging import Stage
+from tensortrace.tracer.types import Boundary, Kind
+
+PATIENCE_S = 30
+
+
+class Gate:
+    """A store that keeps what it gets, and writes nothing before it is opened."""
+
+    def __init__(self, *, is_open: bool = True, error_at: int | None = None) -> None:
+        self.opened = threading.Event()
+        self.entered = threading.Event()
+        self.got: list[tuple[int, bytes]] = []
+        self._error_at = error_at
+        if is_open:
+            self.opened.set()
+
+    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> None:
+        self.entered.set()
+        assert self.opened.wait(PATIENCE_S)
+        if boundary.event == self._error_at:
+            raise OSError(28, "full")
+        self.got.append((boundary.event, payload.tobytes()))
+
+
+class Rig:
+    """A stage with what it reported."""
+
+    def __init__(self, store: Gate, *, capacity: int = 1024, pressure: Pressure = "block") -> None:
+        self.errors: list[BaseException] = []
+        self.ends = 0
+        self.stage = Stage(
+            store, capacity=capacity, pressure=pressure, on_error=self.errors.append, on_end=self._end
+        )
+        self._event = 0
+
+    def _end(self) -> None:
+        self.ends += 1
+
+    def add(self, tensor: torch.Tensor) -> bool:
+        lease = self.stage.lend(tensor)
+        if lease is None:
+            return False
+        self.stage.put(tensor, lease)(boundary(self._event, tensor))
+        self._event += 1
+        return True
+
+
+def boundary(event: int, tensor: torch.Tensor) -> Boundary:
+    return Boundary(
+        event=event, step=0, microbatch=None, kind=Kind.PARAM, name="p", slot="model",
+        dtype="float32", local_shape=tuple(tensor.shape),
+    )  # fmt: skip
+
+
+def in_thread(job: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=job, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_what_is_written_is_the_value_at_the_time_of_the_call() -> None:
+    store = Gate(is_open=False)
+    rig = Rig(store)
+    tensor = torch.arange(4, dtype=torch.float32)
+    before = tensor.numpy().tobytes()
+    assert rig.add(tensor)
+    tensor.zero_()
+    store.opened.set()
+    assert rig.stage.close()
+    assert store.got == [(0, before)]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12, dtype=torch.float64).reshape(3, 4).t(),
+        torch.arange(8, dtype=torch.bfloat16)[::2],
+        torch.tensor([True, False]),
+        torch.tensor(3, dtype=torch.int64),
+        torch.empty(0, 5),
+        torch.tensor([1 + 2j, 3 - 4j]).conj(),
+        torch.ones(3).expand(2, 3),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+    ids=["transposed", "strided", "bool", "scalar", "empty", "conjugate", "expanded", "parameter"],
+)
+def test_bytes_are_the_elements_in_row_major_order(tensor: torch.Tensor) -> None:
+    store = Gate()
+    rig = Rig(store)
+    assert rig.add(tensor)
+    assert rig.stage.close()
+    expected = tensor.detach().resolve_conj().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    assert store.got == [(0, expected)]
+
+
+def test_a_full_buffer_drops_under_drop() -> None:
+    store = Gate(is_open=False)
+    rig = Rig(store, capacity=128, pressure="drop")
+    assert [rig.add(torch.ones(16)) for _ in range(3)] == [True, True, False]
+    store.opened.set()
+    assert rig.stage.close()
+    assert [event for event, _ in store.got] == [0, 1]
+
+
+def test_a_full_buffer_makes_training_wait_under_block() -> None:
+    store = Gate(is_open=False)
+    rig = Rig(store, capacity=128)
+    trainer = in_thread(lambda: [rig.add(torch.full((16,), float(n))) for n in range(50)])
+    assert store.entered.wait(PATIENCE_S)
+    assert trainer.is_alive(), "fifty tensors cannot have gone into room for two"
+    store.opened.set()
+    trainer.join(PATIENCE_S)
+    assert rig.stage.close()
+    assert store.got == [(n, np.full(16, n, np.float32).tobytes()) for n in range(50)]
+
+
+def test_a_tensor_larger_than_the_buffer_goes_alone() -> None:
+    store = Gate()
+    rig = Rig(store, capacity=128)
+    assert rig.add(torch.ones(1000))
+    assert rig.add(torch.ones(1))
+    assert rig.add(torch.ones(1000))
+    assert rig.stage.close()
+    assert [len(payload) for _, payload in store.got] == [4000, 4, 4000]
+
+
+def test_a_failing_store_wakes_the_training_that_waits_for_it() -> None:
+    store = Gate(is_open=False, error_at=0)
+    rig = Rig(store, capacity=128)
+    outcomes: list[bool] = []
+    trainer = in_thread(lambda: outcomes.extend(rig.add(torch.ones(16)) for _ in range(5)))
+    assert store.entered.wait(PATIENCE_S)
+    store.opened.set()
+    trainer.join(PATIENCE_S)
+    assert not trainer.is_alive()
+    assert not outcomes[-1]
+    assert rig.stage.close()
+    assert [type(error) for error in rig.errors] == [OSError]
+    assert rig.ends == 1
+
+
+def test_jobs_run_after_what_was_queued_before_them() -> None:
+    store = Gate(is_open=False)
+    rig = Rig(store)
+    seen: list[int] = []
+    rig.add(torch.ones(1))
+    rig.stage.run_in_order(lambda: seen.append(len(store.got)))
+    rig.add(torch.ones(1))
+    store.opened.set()
+    assert rig.stage.close()
+    assert seen == [1]
+
+
+def test_no_thread_is_left_after_close() -> None:
+    rig = Rig(Gate())
+    rig.add(torch.ones(1))
+    assert rig.stage.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "tensortrace-writer"]
+    assert not rig.add(torch.ones(1)), "a closed stage takes nothing"
