@@ -135,11 +135,11 @@ def _piece(
     picks: list[slice] = []
     for label in labels:
         if label == "rows":
-            picks.append(slice(row.index, row.index + 1))
+            picks.append(slice(row.number, row.number + 1))
         elif label == "positions":
             picks.append(slice(row.start, row.start + length))
         elif label == "flat":
-            first = row.index * (extent.positions or 1) + row.start
+            first = row.number * (extent.positions or 1) + row.start
             picks.append(slice(first, first + length))
         else:
             picks.append(slice(None))
@@ -165,7 +165,9 @@ def _shared(
     values_a = {p: item.read() for p, item in of_a.items()}
     values_b = {p: item.read() / scales.get(p, 1.0) for p, item in of_b.items()}
     if additive:
-        return Assembled(*_crop(labels, _padded_sum(list(values_a.values())), _padded_sum(list(values_b.values()))))
+        return Assembled(
+            *_crop(labels, _padded_sum(list(values_a.values())), _padded_sum(list(values_b.values())))
+        )
     if _all_equal(labels, values_a) and _all_equal(labels, values_b):
         return Assembled(*_crop(labels, _shortest(values_a), _shortest(values_b)))
     partners = {x.part: y.part for x, y in pairs}

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensortrace.tracer.reader import RankTrace, Trace
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.selection import Selection
 from tensortrace.tracer.types import INIT_STEP, ROOT, Entry, Kind
 

@@ -72,7 +72,16 @@ def compare(
         left, right = Catalog(trace_a), Catalog(trace_b)
         alignment = align_steps(left, right, options.align)
         notes = [*alignment.notes, *_execute(execution, left, right, alignment, options, progress)]
-        return state_result(execution, left, right, alignment.steps, alignment.offset, options_text(options), notes, options.allow_missing)
+        return state_result(
+            execution,
+            left,
+            right,
+            alignment.steps,
+            alignment.offset,
+            options_text(options),
+            notes,
+            options.allow_missing,
+        )
 
 
 def options_text(options: CompareOptions) -> str:
@@ -103,9 +112,10 @@ def align_steps(a: Catalog, b: Catalog, request: str | None) -> Alignment:
     steps = tuple(s for s in a.steps if s - offset in b.steps)
     if not steps:
         raise BadRequest(
-            "the traces have no step in common", found=f"steps {a.steps[0]}-{a.steps[-1]} and {b.steps[0]}-{b.steps[-1]}",
+            "the traces have no step in common",
+            found=f"steps {a.steps[0]}-{a.steps[-1]} and {b.steps[0]}-{b.steps[-1]}",
             remedy="say which steps meet with --align b:STEP=a:STEP",
-        )  # fmt: skip
+        )
     with_init = b.has_init and (a.has_init if offset == 0 else offset - 1 in a.steps)
     return Alignment(offset, steps, notes, with_init)
 
@@ -185,7 +195,9 @@ def _plan_rows(pair_: StepPair, plan: StepPlan) -> bool:
 
 def _carried(before: StepView, view: StepView) -> StepView:
     """Return a step's state with what it did not record again taken from the step before it."""
-    kept = {s: i for s, i in before.items.items() if s.kind in (Kind.BUFFER, Kind.PARAM, Kind.OPTIMIZER_STATE)}
+    kept = {
+        s: i for s, i in before.items.items() if s.kind in (Kind.BUFFER, Kind.PARAM, Kind.OPTIMIZER_STATE)
+    }
     kept = {s: i for s, i in kept.items() if s.slot != "start"}
     return StepView(view.step, kept | dict(view.items), view.parts, view.by_event)
 
@@ -202,5 +214,3 @@ def _selected(plan: StepPlan, options: CompareOptions) -> StepPlan:
         [o for o in plan.one_sided if wanted(o.slot)],
         plan.notes,
     )
-
-

@@ -29,8 +29,15 @@ from tensortrace.tracer.types import Kind
 _REPLICAS = frozenset(
     {Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD, Kind.OPTIMIZER_STATE, Kind.PARAM}
 )
-_BYTES_SUFFICE = frozenset({Kind.INPUT, Kind.ACTIVATION, Kind.SCHEDULE, Kind.BUFFER, *(_REPLICAS - {
-    Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD})})
+_BYTES_SUFFICE = frozenset(
+    {
+        Kind.INPUT,
+        Kind.ACTIVATION,
+        Kind.SCHEDULE,
+        Kind.BUFFER,
+        *(_REPLICAS - {Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD}),
+    }
+)
 _PASS_KINDS = frozenset({Kind.ACTIVATION, Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
 
 FloorErrors = Mapping[Node, tuple[float, ...]]
@@ -69,7 +76,8 @@ class Execution:
     def run(self, plan: StepPlan, previous: int | None, pair: StepPair) -> None:
         """Execute one step's plan; ``previous`` is the step before it in a's numbers, None for the first."""
         work: dict[Node, Comparison | OneSided] = {}
-        for entry in (*plan.comparisons, *plan.one_sided):
+        entries: list[Comparison | OneSided] = [*plan.comparisons, *plan.one_sided]
+        for entry in entries:
             node = Node(plan.step, entry.microbatch, entry.slot)
             parents = [Node(plan.step, microbatch, slot) for microbatch, slot in entry.parents]
             if previous is not None:
@@ -84,14 +92,17 @@ class Execution:
     def _execute(self, node: Node, entry: Comparison | OneSided, pair: StepPair, eps: float) -> None:
         if isinstance(entry, OneSided):
             if entry.diverges:
-                self._tell(Outcome(node, entry, self._role(node, own=False), None, None, entry.reason, None, pair))
+                self._tell(
+                    Outcome(node, entry, self._role(node, own=False), None, None, entry.reason, None, pair)
+                )
                 self.errors[node] = Error(math.inf, math.inf, diverges=True)
             else:
                 self.gaps.append((node, entry))
             return
         odd = _odd_ranks(entry.slot, pair.b) if entry.slot.kind in _REPLICAS else ()
         if odd and not _odd_ranks(entry.slot, pair.a):
-            text = f"replicas disagree in b: rank {', '.join(map(str, odd))} differs from rank {_first_rank(pair.b)}"
+            ranks = ", ".join(map(str, odd))
+            text = f"replicas disagree in b: rank {ranks} differs from rank {_first_rank(pair.b)}"
             judgement = judge_exact(Metrics(elements=0, equal=False, rel_l2=math.inf))
             self._tell(Outcome(node, entry, self._role(node, own=False), None, judgement, text, None, pair))
             self.errors[node] = Error(math.inf, math.inf, diverges=True)
@@ -159,13 +170,13 @@ class Execution:
         eps = coarser_eps((*entry.items_a, *entry.items_b))
         if entry.slot.kind in _PASS_KINDS and eps:
             return max(run_eps, eps)
-        if entry.slot.kind == Kind.CLIPPED_GRAD:  # scalars are kept in float64, computed in the gradients' dtype
+        if (
+            entry.slot.kind == Kind.CLIPPED_GRAD
+        ):  # scalars are kept in float64, computed in the gradients' dtype
             return max(eps, EPS["float32"])
         return eps
 
-    def _judge(
-        self, node: Node, entry: Comparison, measured: Measured, eps: float
-    ) -> tuple[Judgement, bool]:
+    def _judge(self, node: Node, entry: Comparison, measured: Measured, eps: float) -> tuple[Judgement, bool]:
         """Return the judgement, and whether the error is the boundary's own whatever its parents did."""
         if self.exact or entry.exact or not eps:
             return judge_exact(measured.metrics), False
@@ -262,4 +273,3 @@ def _describe(metrics: Metrics, judgement: Judgement) -> str:
     if metrics.elements == 1 and metrics.max_abs_a is not None:
         return f"{metrics.max_abs_b:.9g} in b, {metrics.max_abs_a:.9g} in a"
     return f"relative L2 error {metrics.rel_l2:.3g}; {judgement.reason}"
-

@@ -17,7 +17,7 @@ class Outcome(Struct, frozen=True, forbid_unknown_fields=True):
     """Base of the records of a result; every field is written to JSON."""
 
 
-class Where(Outcome):
+class Where(Outcome, frozen=True):
     """A boundary as shown to people; ``step`` counts from 0 or is ``init``."""
 
     step: StepLabel
@@ -28,7 +28,7 @@ class Where(Outcome):
     call: int
 
 
-class Metrics(Outcome):
+class Metrics(Outcome, frozen=True):
     """How far two global tensors are apart, in float64.
 
     ``rel_l2`` is ‖a−b‖/‖a‖ (inf where ‖a‖ is 0 and they differ). ``projection`` is ⟨a,b⟩/⟨a,a⟩ with its
@@ -59,7 +59,7 @@ class Metrics(Outcome):
     max_rel_at: tuple[int, ...] = ()
 
 
-class Judgement(Outcome):
+class Judgement(Outcome, frozen=True):
     """Which policy judged a boundary and why.
 
     ``ratio`` is error over allowed error (or over the measured floor). ``power_*`` is the smallest
@@ -76,7 +76,7 @@ class Judgement(Outcome):
     floor_runs: int = 0
 
 
-class Finding(Outcome, kw_only=True):
+class Finding(Outcome, frozen=True, kw_only=True):
     """One divergent boundary. ``ranks`` are those of ``b`` (of ``a`` where only ``a`` has it)."""
 
     where: Where
@@ -93,7 +93,7 @@ class Finding(Outcome, kw_only=True):
     evidence: tuple[str, ...] = ()
 
 
-class Cause(Outcome):
+class Cause(Outcome, frozen=True):
     """A tested explanation of the first origin.
 
     ``number`` was measured, ``equals`` names the known quantity it equals; the residuals are relative L2
@@ -110,7 +110,7 @@ class Cause(Outcome):
     evidence: tuple[str, ...] = ()
 
 
-class Missing(Outcome):
+class Missing(Outcome, frozen=True):
     """A group of boundaries that only one side has, or that could not be compared, with the reason."""
 
     side: Literal["a", "b", "both"]
@@ -121,7 +121,7 @@ class Missing(Outcome):
     counts_as_incomplete: bool
 
 
-class Coverage(Outcome):
+class Coverage(Outcome, frozen=True):
     """What was compared and what was not. ``compared`` includes ``bitwise_equal``."""
 
     compared: int
@@ -131,7 +131,7 @@ class Coverage(Outcome):
     complete: bool
 
 
-class Power(Outcome):
+class Power(Outcome, frozen=True):
     """What the comparison could see: the smallest relative error that would have been flagged.
 
     ``coherent`` (one common factor) and ``incoherent`` are those of ``weakest``, the compared boundary
@@ -145,7 +145,7 @@ class Power(Outcome):
     typical_incoherent: float | None = None
 
 
-class Side(Outcome):
+class Side(Outcome, frozen=True):
     """One trace, as the headline shows it."""
 
     path: str
@@ -156,7 +156,7 @@ class Side(Outcome):
     problems: tuple[str, ...] = ()
 
 
-class Result(Outcome, kw_only=True):
+class Result(Outcome, frozen=True, kw_only=True):
     """The outcome of ``diff.compare``; true where the runs are equivalent."""
 
     schema: str = SCHEMA

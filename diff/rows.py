@@ -18,10 +18,10 @@ from tensortrace.tracer.types import Kind
 
 
 class Row(NamedTuple):
-    """One sample: the part that saw it, its index there, and its valid positions [start, stop)."""
+    """One sample: the part that saw it, its number there, and its valid positions [start, stop)."""
 
     part: Part
-    index: int
+    number: int
     start: int
     stop: int
     digest: bytes
@@ -147,7 +147,7 @@ def _ignored_positions(
         tokens = _tokens(tensors)
         mask = next((v for name, v in tensors.items() if "mask" in name), None)
         if tokens is not None and mask is not None and mask.shape == tokens.shape:
-            found[part] = mask == 0
+            found[part] = np.asarray(mask == 0)
     for slot, items in view.find(Kind.LOSS, phase=phase):
         for item in items:
             if slot.slot != "target" or item.part is None or item.part in found or item.part not in inputs:
@@ -166,7 +166,7 @@ def _ignored_by_target(
         return None
     rows, positions = tokens.shape
     if target.size == rows * positions:
-        return target.reshape(rows, positions) == ignore_index
+        return np.asarray(target.reshape(rows, positions) == ignore_index)
     if target.size == rows * (positions - 1):  # a causal loss shifted inside the program
         valid = target.reshape(rows, positions - 1) != ignore_index
         ignored = np.ones((rows, positions), dtype=bool)
@@ -227,9 +227,7 @@ def _rows_of_part(
     return rows
 
 
-def _identity(
-    tensors: dict[str, np.ndarray], index: int, extent: Extent, start: int, stop: int
-) -> bytes:
+def _identity(tensors: dict[str, np.ndarray], index: int, extent: Extent, start: int, stop: int) -> bytes:
     digest = xxhash.xxh3_128()
     for name in sorted(tensors):
         value = tensors[name]

@@ -46,7 +46,7 @@ class RowScale:
 
     def of(self, row: Row) -> float:
         """Return the factor by which the gradients of one row of ``b`` are divided."""
-        return self.by_row.get((row.part, row.index), 1.0)
+        return self.by_row.get((row.part, row.number), 1.0)
 
 
 def token_weights(view: StepView) -> TokenWeights:
@@ -84,7 +84,7 @@ def row_scale(pairing: Pairing, a: TokenWeights, b: TokenWeights) -> RowScale:
         if not w_a or not w_b:
             observed = False
             continue
-        by_row[(y.part, y.index)] = w_b / w_a
+        by_row[(y.part, y.number)] = w_b / w_a
         of_part.setdefault(y.part, []).append(w_b / w_a)
     if not observed:
         return RowScale({}, {}, observed=False)
@@ -120,9 +120,7 @@ def rank_factors(samples: Iterable[tuple[dict[int, np.ndarray], np.ndarray]]) ->
     return Factors(median, float(np.median([residual for _, residual in kept])))
 
 
-def _fit(
-    local: dict[int, np.ndarray], gradient: np.ndarray
-) -> tuple[dict[int, float], float, float] | None:
+def _fit(local: dict[int, np.ndarray], gradient: np.ndarray) -> tuple[dict[int, float], float, float] | None:
     """Return (factor per rank, relative residual, norm of the local gradients) of one parameter."""
     ranks = sorted(local)
     matrix = np.stack([np.ravel(local[r]).astype(np.float64) for r in ranks], axis=1)

@@ -91,7 +91,7 @@ def judge_model(found: Measured, eps: float, agreeing: Sequence[Error], *, noise
         coherent = COHERENT * eps + AMPLIFY * base.rel
         tests.append(("common factor", abs(metrics.projection - 1) * share, limit))
     name, value, limit = max(tests, key=lambda t: _ratio(t[1], t[2]))
-    reason = f"{name} {value:.3g}, allowed {limit:.3g} = {OWN:g}·eps({eps:.2g}) + {AMPLIFY:g}·inputs' {base.rel:.2g}"
+    reason = f"{name} {value:.3g}, allowed {limit:.3g} (eps {eps:.2g}, inputs' own error {base.rel:.2g})"
     return Judgement(
         policy="error-model", allowed=limit, error=value, ratio=_ratio(value, limit), reason=reason,
         power_coherent=coherent, power_incoherent=allowed,
@@ -120,7 +120,9 @@ def judge_exact(metrics: Metrics, *, policy: str = "exact") -> Judgement:
     ratio = 0.0 if metrics.equal else math.inf
     reason = "compared exactly"
     assert policy == "exact"
-    return Judgement(policy="exact", allowed=0.0, error=error, ratio=ratio, reason=reason, power_incoherent=0.0)
+    return Judgement(
+        policy="exact", allowed=0.0, error=error, ratio=ratio, reason=reason, power_incoherent=0.0
+    )
 
 
 def judge_floor(found: Measured, floors: Sequence[float]) -> Judgement:

@@ -60,11 +60,12 @@ class _Adam:
             return beta * x.before.get(slot, np.zeros_like(gradient)) + (1 - beta) * gradient
         if slot == "exp_avg_sq":
             beta = x.hypers["betas.1"]
-            return beta * x.before.get(slot, np.zeros_like(gradient)) + (1 - beta) * gradient**2
+            squares: np.ndarray = (1 - beta) * gradient**2
+            return beta * x.before.get(slot, np.zeros_like(gradient)) + squares
         if slot == "max_exp_avg_sq":
-            return np.maximum(x.before.get(slot, np.zeros_like(gradient)), x.after["exp_avg_sq"])
+            return np.asarray(np.maximum(x.before.get(slot, np.zeros_like(gradient)), x.after["exp_avg_sq"]))
         if slot == "step":
-            return x.before.get(slot, np.zeros(())) + 1
+            return np.asarray(x.before.get(slot, np.zeros(())) + 1)
         return None
 
     def param(self, x: UpdateInputs) -> np.ndarray | None:
@@ -76,7 +77,7 @@ class _Adam:
         scale = np.sqrt(second / (1 - x.hypers["betas.1"] ** step)) + x.hypers["eps"]
         decoupled = self.decoupled or bool(x.hypers.get("decoupled_weight_decay"))
         keep = 1 - rate * x.hypers.get("weight_decay", 0.0) if decoupled else 1.0
-        return x.param * keep - rate * first / scale
+        return np.asarray(x.param * keep - rate * first / scale)
 
 
 class _Sgd:

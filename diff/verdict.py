@@ -98,7 +98,9 @@ def _ranks(outcome: Outcome, items: Sequence[Item]) -> tuple[int, ...]:
         piece = slice(start, start + length)
         with np.errstate(invalid="ignore"):
             delta = np.abs(loaded.b[piece].astype(np.float64) - loaded.a[piece])
-        error[row.part.rank] = max(error[row.part.rank], float(np.nan_to_num(delta, nan=np.inf).max(initial=0.0)))
+        error[row.part.rank] = max(
+            error[row.part.rank], float(np.nan_to_num(delta, nan=np.inf).max(initial=0.0))
+        )
         start += length
     worst = max(error.values(), default=0.0)
     held = [rank for rank, value in error.items() if value > 1e-2 * worst]
@@ -111,7 +113,9 @@ def _evidence(outcome: Outcome) -> tuple[str, ...]:
     lines = []
     for side, weights in (("a", outcome.pair.weights_a), ("b", outcome.pair.weights_b)):
         for part, weight in sorted(weights.weight.items()):
-            lines.append(f"{side}: rank {part.rank} microbatch {part.number}: {_weight(part, weight, weights.count)}")
+            lines.append(
+                f"{side}: rank {part.rank} microbatch {part.number}: {_weight(part, weight, weights.count)}"
+            )
     return tuple(lines)
 
 
@@ -126,7 +130,14 @@ def _side(catalog: Catalog, steps: Sequence[int]) -> Side:
     trace = catalog.trace
     ended = sorted({(r.manifest.ended if r.manifest else None) or "did not finish" for r in trace.ranks})
     microbatches = catalog.view(steps[0]).last_microbatch() + 1 if steps else 0
-    return Side(str(trace.path), len(trace.ranks), len(catalog.steps), microbatches, ", ".join(ended), tuple(trace.problems))
+    return Side(
+        str(trace.path),
+        len(trace.ranks),
+        len(catalog.steps),
+        microbatches,
+        ", ".join(ended),
+        tuple(trace.problems),
+    )
 
 
 def _headline(verdict: str, first: Finding | None, cause: str | None, coverage: Coverage) -> str:
@@ -162,7 +173,9 @@ def _hints(first: Finding | None) -> tuple[str, ...]:
     if first.where.step == "init":
         return ("the runs start from different states: load the same checkpoint or seed in both",)
     if first.where.kind == "input":
-        return ("the runs were fed different rows: fix the sampler, or say which steps meet with --align b:STEP=a:STEP",)
+        return (
+            "the runs were fed different rows: fix the sampler, or align steps with --align b:STEP=a:STEP",
+        )
     return ()
 
 
@@ -184,16 +197,21 @@ def _coverage(
         groups[("both", node.slot.kind, reason, True)].append(node)
     missing = [
         Missing(
-            side="a" if side == "a" else "b" if side == "b" else "both", kind=kind, reason=reason,
-            count=len(nodes), examples=tuple(where(n) for n in nodes[:MAX_EXAMPLES]),
+            side="a" if side == "a" else "b" if side == "b" else "both",
+            kind=kind,
+            reason=reason,
+            count=len(nodes),
+            examples=tuple(where(n) for n in nodes[:MAX_EXAMPLES]),
             counts_as_incomplete=counts and not all(_allowed(n, allow_missing) for n in nodes),
-        )  # fmt: skip
+        )
         for (side, kind, reason, counts), nodes in groups.items()
     ]
     if not stopped:
         missing += _lost_steps(a, b, steps, offset)
     missing += _lost_records(a, "a") + _lost_records(b, "b")
-    by_kind = {kind.value: execution.compared[kind] for kind in (*LADDER, Kind.BUFFER) if kind in execution.compared}
+    by_kind = {
+        kind.value: execution.compared[kind] for kind in (*LADDER, Kind.BUFFER) if kind in execution.compared
+    }
     compared = sum(by_kind.values())
     complete = not any(m.counts_as_incomplete for m in missing) and compared > 0
     return Coverage(compared, execution.bitwise_equal, by_kind, tuple(missing), complete)
@@ -221,7 +239,9 @@ def _lost_steps(a: Catalog, b: Catalog, steps: Sequence[int], offset: int) -> li
             other = "b" if side == "a" else "a"
             reason = f"steps {extra[0]}-{extra[-1]} were recorded only in {side}; {other} has no such step"
             lacking = b if side == "a" else a
-            counts = any(lacking.promised(Kind.PARAM, "", s + (-offset if side == "a" else offset)) for s in extra)
+            counts = any(
+                lacking.promised(Kind.PARAM, "", s + (-offset if side == "a" else offset)) for s in extra
+            )
             found.append(Missing("a" if side == "a" else "b", "step", reason, len(extra), (), counts))
     return found
 
@@ -238,9 +258,12 @@ def _lost_records(catalog: Catalog, side: str) -> list[Missing]:
             found.append(Missing(label, "any", reason, manifest.drops.count, (), True))  # type: ignore[arg-type]
         ended = manifest.ended if manifest else None
         if ended != "finished":
-            reason = f"the recording of rank {source.rank} did not finish: {ended or 'it was killed or still runs'}"
+            how = ended or "it was killed or still runs"
+            reason = f"the recording of rank {source.rank} did not finish: {how}"
             found.append(Missing(label, "any", reason, 1, (), True))  # type: ignore[arg-type]
-    expected = max((r.manifest.world_size for r in catalog.trace.ranks if r.manifest), default=len(catalog.ranks))
+    expected = max(
+        (r.manifest.world_size for r in catalog.trace.ranks if r.manifest), default=len(catalog.ranks)
+    )
     if expected > len(catalog.ranks):
         absent = sorted(set(range(expected)) - set(catalog.ranks))
         reason = f"no recording of rank {', '.join(map(str, absent))} of {expected}"

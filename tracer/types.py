@@ -57,7 +57,7 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     """Base of all records that are written to files."""
 
 
-class Mesh(Record):
+class Mesh(Record, frozen=True):
     """A grid of ranks: axis names, axis sizes and the global ranks in row-major order."""
 
     axes: tuple[str, ...]
@@ -65,7 +65,7 @@ class Mesh(Record):
     ranks: tuple[int, ...]
 
 
-class Placement(Record):
+class Placement(Record, frozen=True):
     """How a tensor lies along one mesh axis.
 
     ``replicate``: equal copies. ``shard``: contiguous blocks of ``dim``. ``strided_shard``: as torch's
@@ -80,14 +80,14 @@ class Placement(Record):
     op: str | None = None
 
 
-class Box(Record):
+class Box(Record, frozen=True):
     """A rectangular part of the global tensor: offset and shape per dimension, in elements."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
 
-class Shard(Record):
+class Shard(Record, frozen=True):
     """Where one rank's tensor lies in the global tensor.
 
     ``global_shape`` is None where no rank can know it (the rows of a data-parallel batch). ``mesh`` is a
@@ -104,7 +104,7 @@ class Shard(Record):
     padding: tuple[int, ...] = ()
 
 
-class Stats(Record):
+class Stats(Record, frozen=True):
     """Statistics of one local tensor over its finite elements, accumulated in float64.
 
     ``minimum``, ``maximum``, ``mean`` and ``l2`` are None where no element is finite or the dtype is
@@ -120,7 +120,7 @@ class Stats(Record):
     l2: float | None = None
 
 
-class Blob(Record):
+class Blob(Record, frozen=True):
     """Where a tensor's bytes lie: byte range of its frames in a segment, and how they are encoded.
 
     ``codec`` is ``raw`` (logical bytes) or ``planes`` (byte planes, U8 of shape [itemsize, *shape]);
@@ -134,7 +134,7 @@ class Blob(Record):
     codec: Literal["raw", "planes"]
 
 
-class Meta(Record):
+class Meta(Record, frozen=True):
     """What is known of a boundary beside its value; every field is optional.
 
     See ``docs/recording.md`` for which kinds carry which field.
@@ -159,7 +159,7 @@ class Meta(Record):
     text: str | None = None
 
 
-class Boundary(Record, kw_only=True):
+class Boundary(Record, frozen=True, kw_only=True):
     """One tensor at one boundary on one rank, as the recorder states it, before it is stored.
 
     ``event`` numbers the boundaries of a rank in the order in which they happened, from 0.
@@ -186,7 +186,7 @@ class Boundary(Record, kw_only=True):
         return Key(self.step, self.microbatch, self.kind, self.name, self.slot, self.call)
 
 
-class Entry(Boundary, kw_only=True):
+class Entry(Boundary, frozen=True, kw_only=True):
     """One line of a rank's index: a boundary and where its bytes lie.
 
     Exactly one of ``blob`` and ``same_as`` is set where the value was stored; neither where only its
@@ -202,7 +202,7 @@ class Entry(Boundary, kw_only=True):
     shard_ref: int | None = None
 
 
-class Promise(Record):
+class Promise(Record, frozen=True):
     """What the user selected, so that a reader can tell a deselected boundary from a lost one.
 
     ``steps`` are inclusive [first, last] ranges, empty for all; ``kinds`` empty for all; ``include`` and
@@ -216,7 +216,7 @@ class Promise(Record):
     level: str = "full"
 
 
-class Environment(Record):
+class Environment(Record, frozen=True):
     """What surrounded a run, for attribution. Values of variables are allow-listed and masked."""
 
     versions: dict[str, str] = {}
@@ -227,7 +227,7 @@ class Environment(Record):
     dirty: bool | None = None
 
 
-class Drops(Record):
+class Drops(Record, frozen=True):
     """Boundaries that were promised and not stored, by reason: counts and bytes."""
 
     count: int = 0
@@ -235,7 +235,7 @@ class Drops(Record):
     reasons: dict[str, int] = {}
 
 
-class RankManifest(Record, kw_only=True):
+class RankManifest(Record, frozen=True, kw_only=True):
     """``rank.json``: what one rank knows of itself. ``ended`` is None while the rank is running.
 
     ``absent`` maps a kind to the reason why this run has no such rung ("one rank, no reduction").
@@ -261,7 +261,7 @@ class RankManifest(Record, kw_only=True):
     ignorable: tuple[str, ...] = ()
 
 
-class Manifest(Record, kw_only=True):
+class Manifest(Record, frozen=True, kw_only=True):
     """``trace.json``: what the launcher knows. ``exit_code`` and ``ended_at`` are None while it runs.
 
     Times are seconds since the epoch. ``ranks`` lists the rank folders seen when the run ended.

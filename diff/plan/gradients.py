@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
-from tensortrace.diff.gradients import CLIP, Gradients
+from tensortrace.diff.gradients import CLIP
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.passes import fitted_scale
 from tensortrace.diff.scale import effective_weights
@@ -44,7 +44,9 @@ def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
 
 
 def _plan_weights(pair: StepPair, plan: StepPlan) -> None:
-    names = sorted({s.name for v in (pair.a, pair.b) for s in v.items if s.kind == Kind.LOSS and s.slot == "weight"})
+    names = sorted(
+        {s.name for v in (pair.a, pair.b) for s in v.items if s.kind == Kind.LOSS and s.slot == "weight"}
+    )
     if not names or not pair.pairing.pairs:
         return
     items = tuple(
@@ -66,7 +68,9 @@ def _plan_weights(pair: StepPair, plan: StepPlan) -> None:
     plan.comparisons.append(Comparison(slot, None, load, by_rank(items[0]), by_rank(items[1])))
     for name in names[1:]:  # one weight per part stands for all of its terms
         plan.comparisons.append(
-            Comparison(slot._replace(name=name), None, load, by_rank(items[0]), by_rank(items[1]), ((None, slot),))
+            Comparison(
+                slot._replace(name=name), None, load, by_rank(items[0]), by_rank(items[1]), ((None, slot),)
+            )
         )
 
 
@@ -156,7 +160,7 @@ def _pair_loader(x: Item, y: Item) -> Callable[[], Assembled]:
 
 def _plan_missing_param(name: str, side: str, pair: StepPair, plan: StepPlan) -> None:
     gradients = pair.gradients_a if side == "a" else pair.gradients_b
-    items = tuple(gradients.local_items(name)) or tuple(filter(None, [gradients.consumed(name)]))
+    items = tuple(gradients.local_items(name)) or _some(gradients.consumed(name))
     slot = window_slot(Kind.LOCAL_GRAD, name, "grad")
     text = f"{name} has a gradient only in {side}"
     plan.one_sided.append(OneSided("a" if side == "a" else "b", slot, None, items, text, diverges=True))
@@ -241,11 +245,14 @@ def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: Step
         parents.append((None, previous._replace(slot="start")))
         parents += _early_clips(pair)
     load = _canonical_loader(kind, name, pair)
-    items = (tuple(filter(None, [a])), tuple(filter(None, [b])))
     plan.comparisons.append(
-        Comparison(slot, None, load, *items, tuple(parents), magnitude_of=((None, previous),))
+        Comparison(slot, None, load, _some(a), _some(b), tuple(parents), magnitude_of=((None, previous),))
     )
     return slot
+
+
+def _some(item: Item | None) -> tuple[Item, ...]:
+    return () if item is None else (item,)
 
 
 def _canonical_loader(kind: Kind, name: str, pair: StepPair) -> Callable[[], Assembled]:
@@ -269,28 +276,25 @@ def _early_clips(pair: StepPair) -> list[Ref]:
 
 def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> None:
     """Compare the gradient before clipping as it is, then what the optimizer consumes."""
-    gradients: Sequence[Gradients] = (pair.gradients_a, pair.gradients_b)
+    a, b = pair.gradients_a, pair.gradients_b
     parents: list[Ref] = [(None, previous), *_all_weights(pair)]
     if previous.kind == Kind.LOCAL_GRAD:
         parents += [(None, previous._replace(slot="start")), *_early_clips(pair)]
     before = window_slot(Kind.CLIPPED_GRAD, name, "before")
-    if any(g.before_clip(name) for g in gradients):
-        items = tuple(tuple(filter(None, [g.unclipped(name)])) for g in gradients)
+    if a.before_clip(name) or b.before_clip(name):
+        items = _some(a.unclipped(name)), _some(b.unclipped(name))
         load = _canonical_loader(Kind.CLIPPED_GRAD, name, pair)
         plan.comparisons.append(
-            Comparison(before, None, load, *items, tuple(parents), magnitude_of=((None, previous),))
+            Comparison(before, None, load, *items, parents=tuple(parents), magnitude_of=((None, previous),))
         )
         parents = [(None, before)]
-    consumed = tuple(g.consumed(name) for g in gradients)
-    if consumed[0] is None or consumed[1] is None:
+    x, y = a.consumed(name), b.consumed(name)
+    if x is None or y is None:
         return
+    magnitude = parents[0]
     events = range(max(len(final_events(v)) for v in (pair.a, pair.b)))
     parents += [(None, window_slot(Kind.CLIPPED_GRAD, CLIP, "coefficient", n)) for n in events]
     slot = window_slot(Kind.CLIPPED_GRAD, name, "grad")
-    nearest = parents[0]
     plan.comparisons.append(
-        Comparison(
-            slot, None, _pair_loader(*consumed), (consumed[0],), (consumed[1],), tuple(parents),
-            magnitude_of=(nearest,),
-        )  # fmt: skip
+        Comparison(slot, None, _pair_loader(x, y), (x,), (y,), tuple(parents), magnitude_of=(magnitude,))
     )

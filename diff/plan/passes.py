@@ -29,11 +29,13 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
         for microbatch, a, b in _groups(slot, pair):
             _plan_one(slot, microbatch, a, b, pair, plan, edges)
     if not pair.scale.observed and pair.pairing.pairs and not pair.same_scheme:
-        plan.notes.append("scale not observed: no token weight was recorded, gradients compared up to a factor")
+        plan.notes.append(
+            "scale not observed: no token weight was recorded, gradients compared up to a factor"
+        )
 
 
 def _judged_loss(slot: Slot, pair: StepPair) -> bool:
-    """Tell whether a loss slot is compared by itself; values depend on the scheme, weights are judged apart."""
+    """Tell whether a loss slot is compared by itself: values depend on the scheme, weights are apart."""
     if slot.slot == "weight":
         return False
     if slot.slot == "value":
@@ -42,9 +44,7 @@ def _judged_loss(slot: Slot, pair: StepPair) -> bool:
     return True
 
 
-def _groups(
-    slot: Slot, pair: StepPair
-) -> Iterable[tuple[int | None, tuple[Item, ...], tuple[Item, ...]]]:
+def _groups(slot: Slot, pair: StepPair) -> Iterable[tuple[int | None, tuple[Item, ...], tuple[Item, ...]]]:
     """Yield a slot's entries by the microbatch under which they are compared."""
     grouped: dict[int | None, tuple[list[Item], list[Item]]] = defaultdict(lambda: ([], []))
     for side, view in enumerate((pair.a, pair.b)):
@@ -93,9 +93,7 @@ def _plan_one(
     )
 
 
-def _loader(
-    slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
-) -> Callable[[], Assembled]:
+def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair) -> Callable[[], Assembled]:
     pairing = pair.pairing if slot.phase == "train" else pair.eval_pairing
     if slot.kind == Kind.LOSS and slot.slot in _SUMMED:
         return lambda: Assembled(_total(a), _total(b))

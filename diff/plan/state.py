@@ -40,14 +40,22 @@ def plan_init(a: StepView, b: StepView, plan: StepPlan) -> None:
             side = "a" if x else "b"
             plan.one_sided.append(
                 OneSided(
-                    "a" if x else "b", slot, None, by_rank(x or y), f"only {side} starts with it",
+                    "a" if x else "b",
+                    slot,
+                    None,
+                    by_rank(x or y),
+                    f"only {side} starts with it",
                     diverges=slot.kind == Kind.OPTIMIZER_STATE,
-                )  # fmt: skip
+                )
             )
 
 
 def _comparison(
-    slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], parents: tuple[Ref, ...], earlier: tuple[Ref, ...] = ()
+    slot: Slot,
+    a: tuple[Item, ...],
+    b: tuple[Item, ...],
+    parents: tuple[Ref, ...],
+    earlier: tuple[Ref, ...] = (),
 ) -> Comparison:
     x, y = replica(a), replica(b)
     exact = all(is_exact(i.entry.dtype) for i in (x, y)) or slot.slot == "step"
@@ -71,24 +79,35 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
         side = "a" if a else "b"
         plan.one_sided.append(
             OneSided(
-                "a" if a else "b", slot, None, by_rank(a or b), f"recorded only in {side}",
-                parents=parents, earlier=earlier, diverges=slot.kind != Kind.BUFFER,
-            )  # fmt: skip
+                "a" if a else "b",
+                slot,
+                None,
+                by_rank(a or b),
+                f"recorded only in {side}",
+                parents=parents,
+                earlier=earlier,
+                diverges=slot.kind != Kind.BUFFER,
+            )
         )
         return
     plain = _comparison(slot, a, b, parents, earlier)
     own = _own_error(slot, pair)
     plan.comparisons.append(
-        Comparison(
-            slot, None, plain.load, plain.items_a, plain.items_b, parents, earlier, plain.exact, own
-        )
+        Comparison(slot, None, plain.load, plain.items_a, plain.items_b, parents, earlier, plain.exact, own)
     )
 
 
 def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
     name, call = slot.name, slot.call
     before: tuple[Ref, ...] = ((None, window_slot(Kind.PARAM, name, "model")),)
-    states = sorted({s.slot for v in (pair.a, pair.b) for s in v.items if s.kind == Kind.OPTIMIZER_STATE and s.name == name})
+    states = sorted(
+        {
+            s.slot
+            for v in (pair.a, pair.b)
+            for s in v.items
+            if s.kind == Kind.OPTIMIZER_STATE and s.name == name
+        }
+    )
     if slot.kind == Kind.BUFFER or slot.slot == "start":
         return (), before if slot.kind == Kind.PARAM else ((None, slot),)
     schedule = tuple((None, s) for s in _group_slots(name, call, pair))
@@ -127,7 +146,7 @@ def _own_error(slot: Slot, pair: StepPair) -> Callable[[], Sides | None] | None:
             if expected is None:
                 return None
             actual = replica(view.items[slot]).read().astype(np.float64)
-            change = np.abs(expected - inputs.param) if slot.kind == Kind.PARAM else 0.0
+            change = np.abs(expected - inputs.param) if slot.kind == Kind.PARAM else np.zeros(())
             sides.append((actual - expected, np.abs(actual) + change + _summed(slot, inputs)))
         (error_a, size_a), (error_b, size_b) = sides
         return error_b - error_a, size_a + size_b
@@ -138,16 +157,18 @@ def _own_error(slot: Slot, pair: StepPair) -> Callable[[], Sides | None] | None:
 def _summed(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
     """Return the magnitude of the terms that an element of the result sums."""
     if slot.kind == Kind.PARAM:
-        return np.abs(inputs.param)
+        return np.asarray(np.abs(inputs.param))
     gradient = np.abs(inputs.gradient)
     term = gradient**2 if slot.slot.endswith("_sq") else gradient
-    return np.abs(inputs.before.get(slot.slot, np.zeros(()))) + term
+    return np.asarray(np.abs(inputs.before.get(slot.slot, np.zeros(()))) + term)
 
 
 def update_inputs(name: str, view: StepView, before: StepView) -> UpdateInputs | None:
     """Return what the update of one parameter read and left, None where a part was not recorded."""
     consumed = [
-        i for i in view.items.get(window_slot(Kind.CLIPPED_GRAD, name, "grad"), ()) if i.entry.microbatch is None
+        i
+        for i in view.items.get(window_slot(Kind.CLIPPED_GRAD, name, "grad"), ())
+        if i.entry.microbatch is None
     ]
     start = view.items.get(window_slot(Kind.PARAM, name, "start"), ())
     param = start or before.items.get(window_slot(Kind.PARAM, name, "model"), ())
@@ -252,7 +273,10 @@ def _per_param(view: StepView) -> Values:
 def _plan_membership(values_a: Values, values_b: Values, plan: StepPlan) -> None:
     """Report parameters that an optimizer updates in one run only."""
     members_a, members_b = ({(n, c) for n, _, c in v} for v in (values_a, values_b))
-    for side, missing, values in (("a", members_a - members_b, values_a), ("b", members_b - members_a, values_b)):
+    for side, missing, values in (
+        ("a", members_a - members_b, values_a),
+        ("b", members_b - members_a, values_b),
+    ):
         by_slot: dict[Slot, list[tuple[str, Item]]] = defaultdict(list)
         for name, call in sorted(missing):
             slot, item = next(v for k, v in values.items() if (k[0], k[2]) == (name, call))
@@ -263,5 +287,3 @@ def _plan_membership(values_a: Values, values_b: Values, plan: StepPlan) -> None
             plan.one_sided.append(
                 OneSided("a" if side == "a" else "b", slot, None, (found[0][1],), text, diverges=True)
             )
-
-
