@@ -32,12 +32,13 @@ def statistics(dtype: str, data: Bytes) -> Stats:
     """
     total = _Running()
     step = _CHUNK_BYTES - _CHUNK_BYTES % dtype_of(dtype).itemsize
-    for start in range(0, data.size, step):
-        chunk = values(dtype, data[start : start + step])
-        if dtype_of(dtype).family == "complex":
-            total.add_complex(chunk)
-        else:
-            total.add(chunk)
+    with np.errstate(all="ignore"):  # signalling NaNs, sums and squares that overflow
+        for start in range(0, data.size, step):
+            chunk = values(dtype, data[start : start + step])
+            if dtype_of(dtype).family == "complex":
+                total.add_complex(chunk)
+            else:
+                total.add(chunk)
     return total.result()
 
 
@@ -54,16 +55,13 @@ class _Running:
     def add(self, chunk: NDArray[np.generic]) -> None:
         """Take in a chunk of real numbers or booleans."""
         wide = chunk.astype("f8")
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = float(wide.sum())
-        if not math.isfinite(total):
+        if not math.isfinite(float(wide.sum())):
             wide = wide[self._count_nonfinite(np.isnan(wide), np.isinf(wide))]
         self.finite += wide.size
         if wide.size:
             self.low = min(self.low, float(wide.min()))
             self.high = max(self.high, float(wide.max()))
-            with np.errstate(over="ignore"):
-                self.sum += float(wide.sum())
+            self.sum += float(wide.sum())
             self.l2 = math.hypot(self.l2, _norm(wide))
 
     def add_complex(self, chunk: NDArray[np.generic]) -> None:
@@ -99,8 +97,7 @@ class _Running:
 
 def _norm(wide: NDArray[np.float64]) -> float:
     """Return the L2 norm; scaled where the squares would overflow or vanish."""
-    with np.errstate(over="ignore", under="ignore"):
-        square = float(np.dot(wide, wide))
+    square = float(np.dot(wide, wide))
     if 1e-280 < square < math.inf:
         return math.sqrt(square)
     top = float(np.abs(wide).max(initial=0.0))

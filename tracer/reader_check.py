@@ -44,9 +44,10 @@ def _check_segment(path: Path, number: int, rank: RankTrace) -> Iterator[str]:
     except TraceError as error:
         yield str(error)
         return
-    if not any(entry.blob and entry.blob.segment == number for entry in rank.entries):
-        yield f"{path}: no entry refers to this segment"
     known = {entry.event: entry for entry in rank.entries}
+    used = any(entry.blob and entry.blob.segment == number for entry in rank.entries)
+    if not used and not any(entry.event in known for entry in found):
+        yield f"{path}: no entry refers to this segment"
     for entry in found:
         if not _same(entry, known.get(entry.event)):
             yield f"{path}: the record of event {entry.event} is not in the index, or differs from it"
