@@ -61,7 +61,7 @@ class _Adam:
         if slot == "exp_avg_sq":
             beta = x.hypers["betas.1"]
             squares: np.ndarray = (1 - beta) * gradient**2
-            return beta * x.before.get(slot, np.zeros_like(gradient)) + squares
+            return np.asarray(beta * x.before.get(slot, np.zeros_like(gradient)) + squares)
         if slot == "max_exp_avg_sq":
             return np.asarray(np.maximum(x.before.get(slot, np.zeros_like(gradient)), x.after["exp_avg_sq"]))
         if slot == "step":

@@ -36,7 +36,7 @@ def state_result(
     receivers = [o for o in ordered if o.role == "receiver" and o not in origins]
     stopped = any(note.startswith("stopped") for note in notes)
     coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
-    causes = name_causes(origins[0], execution, a, b) if origins else ()
+    causes = name_causes(origins[0], execution, a, b, offset) if origins else ()
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
     findings = tuple(_finding(o, "origin") for o in (*origins, *others)[:MAX_ORIGINS])
     first = findings[0] if findings else None

@@ -3,10 +3,47 @@
 from __future__ import annotations
 
 from tensortrace.diff.catalog import Catalog
+from tensortrace.diff.causes import clip, inputs, scale, schedule, values
+from tensortrace.diff.causes.case import Case, Detector, settle
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.result import Cause
 
+DETECTORS: tuple[Detector, ...] = (
+    inputs.different_rows,
+    values.init_differs,
+    values.lost_moment,
+    values.not_zeroed,
+    values.not_updated,
+    scale.token_ratio,
+    scale.common_factor,
+    schedule.position,
+    schedule.hyperparameter,
+    schedule.param_missing,
+    clip.before_accumulation,
+    clip.skipped,
+    clip.wrong_norm,
+    clip.total_norm,
+)
+"""All detectors; a new cause is one function in a file of its family and one line here."""
 
-def name_causes(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> tuple[Cause, ...]:
-    """Return the tested causes of an origin, best first."""
-    return ()
+
+def name_causes(
+    origin: Outcome, execution: Execution, a: Catalog, b: Catalog, offset: int
+) -> tuple[Cause, ...]:
+    """Return the tested causes of an origin: by residual, then by simplicity."""
+    siblings = tuple(o for o in execution.outcomes if _beside(o, origin))
+    case = Case(origin, siblings, execution, a, b, offset)
+    accepted = []
+    for number, detector in enumerate(DETECTORS):
+        for proposal in detector(case):
+            cause = settle(case, proposal)
+            if cause is not None:
+                accepted.append((cause.residual_after > case.floor, proposal.simplicity, number, cause))
+    return tuple(cause for *_, cause in sorted(accepted, key=lambda e: e[:3]))
+
+
+def _beside(outcome: Outcome, origin: Outcome) -> bool:
+    """Tell whether an outcome is an origin of the same step, kind and slot."""
+    same = outcome.node.step == origin.node.step and outcome.node.microbatch == origin.node.microbatch
+    mine, other = outcome.node.slot, origin.node.slot
+    return same and outcome.role == "origin" and (mine.kind, mine.slot) == (other.kind, other.slot)

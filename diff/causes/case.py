@@ -1,0 +1,126 @@
+"""What a detector sees of an origin, and the one function that tests a hypothesis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tensortrace.diff.catalog import Catalog, StepView
+from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.plan.comparison import OneSided, StepPair
+from tensortrace.diff.result import Cause
+from tensortrace.tracer.types import INIT_STEP
+
+EXACT_FLOOR = 1e-12
+"""Residual at which exactly compared values count as explained (they are float64 or integers)."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The first origin, the origins of the same kind and slot beside it, and both runs.
+
+    ``offset`` is what to subtract from a's step number to get b's.
+    """
+
+    origin: Outcome
+    siblings: tuple[Outcome, ...]
+    execution: Execution
+    a: Catalog
+    b: Catalog
+    offset: int
+
+    @property
+    def pair(self) -> StepPair:
+        """The step at which the origin lies, in both runs."""
+        assert self.origin.pair is not None
+        return self.origin.pair
+
+    @property
+    def one_sided(self) -> OneSided | None:
+        """The origin as a boundary that one run lacks, None where both have it."""
+        entry = self.origin.comparison
+        return entry if isinstance(entry, OneSided) else None
+
+    @property
+    def arrays(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        """Both global tensors (a, b) of the origin and of its siblings."""
+        found = [o.assembled for o in self.siblings if o.assembled is not None]
+        return tuple((x.a.astype(np.float64), x.b.astype(np.float64)) for x in found)
+
+    @property
+    def floor(self) -> float:
+        """The relative L2 error that the origin's judgement allows: a residual below it is explained."""
+        judgement = self.origin.judgement
+        return max(judgement.allowed if judgement else 0.0, EXACT_FLOOR)
+
+    @cached_property
+    def world_b(self) -> int:
+        """Number of ranks of ``b`` that saw their own part of the batch."""
+        return len({part.rank for part in self.pair.batch_b.extents}) or len(self.b.ranks)
+
+    @cached_property
+    def microbatches_b(self) -> int:
+        """Number of microbatches in a window of ``b``."""
+        return self.pair.b.last_microbatch() + 1
+
+    def views(self) -> Sequence[tuple[StepView, StepView]]:
+        """Return the views of all steps that both runs have, in order, ``init`` excluded."""
+        steps = [s for s in self.a.steps if s - self.offset in self.b.steps]
+        return [(self.a.view(s), self.b.view(s - self.offset)) for s in steps if s != INIT_STEP]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A hypothesis: what ``b`` would be if the mistake were made in ``a``, tensor by tensor.
+
+    ``mistaken`` and ``actual`` are aligned; ``reference`` is what ``a`` has instead. ``simplicity`` breaks
+    ties between equally good explanations: lower is simpler.
+    """
+
+    code: str
+    text: str
+    mistaken: Sequence[np.ndarray]
+    actual: Sequence[np.ndarray]
+    reference: Sequence[np.ndarray]
+    number: float | None = None
+    equals: str | None = None
+    evidence: tuple[str, ...] = ()
+    simplicity: int = 0
+
+
+Detector = Callable[[Case], "Sequence[Proposal]"]
+
+
+def settle(case: Case, proposal: Proposal) -> Cause | None:
+    """Test a proposal; return it as a cause if it brings the residual down to the floor, else None."""
+    before = _distance(proposal.reference, proposal.actual)
+    after = _distance(proposal.mistaken, proposal.actual)
+    if not after <= max(case.floor, EXACT_FLOOR) or not after < 0.5 * before:
+        return None
+    return Cause(
+        code=proposal.code,
+        text=proposal.text,
+        number=proposal.number,
+        equals=proposal.equals,
+        residual_before=before,
+        residual_after=after,
+        floor=case.floor,
+        evidence=proposal.evidence,
+    )
+
+
+def _distance(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:
+    """Return the relative L2 distance over all tensors together; infinite where shapes differ."""
+    error = size = 0.0
+    for x, y in zip(expected, actual, strict=True):
+        if np.shape(x) != np.shape(y):
+            return math.inf
+        error += float(np.sum((np.asarray(y, np.float64) - np.asarray(x, np.float64)) ** 2))
+        size += float(np.sum(np.asarray(y, np.float64) ** 2))
+    if not error:
+        return 0.0
+    return math.sqrt(error / size) if size else math.inf

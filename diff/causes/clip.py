@@ -1,0 +1,155 @@
+"""Clipping at the wrong time, by the wrong norm, or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensortrace.diff.catalog import Item, StepView
+from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.gradients import CLIP, Gradients
+from tensortrace.diff.plan.gradients import early_events, final_events
+from tensortrace.tracer.types import Kind
+
+
+def before_accumulation(case: Case) -> Sequence[Proposal]:
+    """Propose that clipping came before the window's gradients were complete, in one run only."""
+    found = case.one_sided
+    if found is None or found.slot.name != CLIP or found.microbatch is None:
+        return ()
+    view = case.pair.b if found.side == "b" else case.pair.a
+    other = case.pair.gradients_a if found.side == "b" else case.pair.gradients_b
+    events = early_events(view)
+    gradients = Gradients(view)
+    accumulated = _clipped_as_it_went(gradients, view)
+    if accumulated is None:
+        return ()
+    names, mistaken = accumulated
+    consumed = [(gradients.consumed(n), other.consumed(n)) for n in names]
+    kept = [(m, x, y) for m, (x, y) in zip(mistaken, consumed, strict=True) if x and y]
+    coefficients = ", ".join(f"{_scalar(e.scalars.get('coefficient')):.4g}" for e in events)
+    text = (
+        f"{found.side} clips before accumulation ends: {len(events)} clip event(s) before the last of "
+        f"{view.last_microbatch() + 1} microbatches, coefficients {coefficients}"
+    )
+    return (
+        Proposal(
+            "clip.before_accumulation",
+            text,
+            [m for m, _, _ in kept],
+            [x.read() for _, x, _ in kept],
+            [y.read() for _, _, y in kept],
+            float(len(events)),
+            "clip events in the middle of the window",
+        ),
+    )
+
+
+def _clipped_as_it_went(gradients: Gradients, view: StepView) -> tuple[list[str], list[np.ndarray]] | None:
+    """Return each parameter's gradient if it is clipped after every microbatch as the events say."""
+    coefficient = {
+        e.microbatch: _scalar(e.scalars.get("coefficient"))
+        for e in (*early_events(view), *final_events(view))
+    }
+    total: dict[str, np.ndarray] = {}
+    names = [n for n in gradients.names if gradients.local_items(n)]
+    ranks = {i.source.rank for n in names for i in gradients.local_items(n)}
+    for microbatch in range(view.last_microbatch() + 1):
+        for name in names:
+            for item in gradients.local_items(name):
+                if item.entry.microbatch == microbatch:
+                    share = item.read().astype(np.float64) / len(ranks)
+                    total[name] = total[name] + share if name in total else share
+        for name in total:
+            total[name] = total[name] * coefficient.get(microbatch, 1.0)
+    return (list(total), list(total.values())) if total else None
+
+
+def _scalar(item: Item | None) -> float:
+    return float(item.read()) if item else math.nan
+
+
+def skipped(case: Case) -> Sequence[Proposal]:
+    """Propose that only one run clips: the other consumes the gradient as it was."""
+    found = case.one_sided
+    if found is None or found.slot.name != CLIP or found.microbatch is not None:
+        return ()
+    clipping, plain = (
+        (case.pair.gradients_a, case.pair.gradients_b)
+        if found.side == "a"
+        else (case.pair.gradients_b, case.pair.gradients_a)
+    )
+    triples = [(clipping.before_clip(n), clipping.consumed(n), plain.consumed(n)) for n in clipping.names]
+    kept = [(x.read(), y.read(), z.read()) for x, y, z in triples if x and y and z]
+    if not kept:
+        return ()
+    mistaken, clipped, unclipped = (list(side) for side in zip(*kept, strict=True))
+    event = final_events(case.pair.a if found.side == "a" else case.pair.b)[0]
+    coefficient = _scalar(event.scalars.get("coefficient"))
+    other = "b" if found.side == "a" else "a"
+    text = (
+        f"{other} does not clip: it consumes the gradient as it was; "
+        f"the coefficient of {found.side} is {coefficient:.6g}"
+    )
+    return (
+        Proposal("clip.skipped", text, mistaken, unclipped, clipped, coefficient, "the coefficient left out"),
+    )
+
+
+def wrong_norm(case: Case) -> Sequence[Proposal]:
+    """Propose that clipping uses another kind of norm, or another maximum."""
+    slot = case.origin.node.slot
+    if slot.name != CLIP or slot.slot not in ("norm_type", "max_norm") or not case.arrays:
+        return ()
+    a, b = case.arrays[0]
+    text = f"clipping uses {slot.slot} {float(b):g}, the reference {float(a):g}"
+    return (Proposal("clip.wrong_norm", text, [b], [b], [a], float(b), slot.slot),)
+
+
+def total_norm(case: Case) -> Sequence[Proposal]:
+    """Propose that the total norm is one rank's own, or that of gradients that were still scaled."""
+    slot = case.origin.node.slot
+    if slot.name != CLIP or slot.slot != "total_norm" or not case.arrays:
+        return ()
+    a, b = (float(v) for v in case.arrays[0])
+    proposals = []
+    for rank, norm in _local_norms(case).items():
+        text = f"the total norm {b:.6g} is that of rank {rank}'s own gradients, not of the global ones"
+        proposals.append(
+            Proposal(
+                "clip.local_norm",
+                text,
+                [np.array(norm)],
+                [np.array(b)],
+                [np.array(a)],
+                norm,
+                f"rank {rank}'s local norm",
+            )
+        )
+    for _, items in case.pair.b.find(Kind.SCHEDULE):
+        for item in items:
+            if item.entry.slot == "scale":
+                scale = float(item.read())
+                text = f"gradients were clipped before unscaling: the norm is {b / a:.6g} times the reference"
+                proposals.append(
+                    Proposal(
+                        "clip.before_unscale",
+                        text,
+                        [np.array(a * scale)],
+                        [np.array(b)],
+                        [np.array(a)],
+                        b / a,
+                        f"the loss scale ({scale:g})",
+                    )
+                )
+    return proposals
+
+
+def _local_norms(case: Case) -> dict[int, float]:
+    squares: dict[int, float] = {}
+    for name in case.pair.gradients_b.names:
+        for rank, value in case.pair.gradients_b.local(name).items():
+            squares[rank] = squares.get(rank, 0.0) + float(np.sum(value.astype(np.float64) ** 2))
+    return {rank: math.sqrt(square) for rank, square in sorted(squares.items())}

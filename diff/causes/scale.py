@@ -1,0 +1,106 @@
+"""Wrong scale: tokens that weigh unequally, and factors that equal a known quantity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.plan.comparison import replica
+from tensortrace.diff.scale import TokenWeights
+from tensortrace.tracer.types import Kind
+
+_RUNGS = {Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD, Kind.LOCAL_GRAD}
+_NEAR = 1e-3
+
+
+def token_ratio(case: Case) -> Sequence[Proposal]:
+    """Propose a mean of local means: a token weighs 1 / (parts × valid tokens of its own part)."""
+    loaded = case.origin.assembled
+    if case.origin.node.slot.slot != "weight" or loaded is None:
+        return ()
+    counts = case.pair.weights_b.count
+    parts = [row.part for row in loaded.owners]
+    if not parts or any(not counts.get(part) for part in parts):
+        return ()
+    tokens = np.array([counts[part] for part in parts], dtype=np.float64)
+    shape = 1.0 / tokens
+    mistaken = shape * float(np.median(loaded.b / shape))
+    if np.ptp(tokens) == 0:
+        return ()
+    total = sum(counts.values())
+    text = (
+        f"mean of local means: {_weights_text(case.pair.weights_b)}; "
+        f"the reference weighs every token alike ({_weights_text(case.pair.weights_a)})"
+    )
+    spread = float(loaded.b.max() / loaded.b.min())
+    equals = f"{max(tokens):g}/{min(tokens):g}, the ratio of the parts' valid tokens (of {total} in all)"
+    return (Proposal("scale.token_ratio", text, [mistaken], [loaded.b], [loaded.a], spread, equals),)
+
+
+def _weights_text(weights: TokenWeights) -> str:
+    lines = []
+    for part, weight in sorted(weights.weight.items())[:8]:
+        if weight:
+            tokens = f" of {weights.count[part]}" if part in weights.count else ""
+            lines.append(f"rank {part.rank} microbatch {part.number}: 1/{1 / weight:.6g} per token{tokens}")
+    more = len(weights.weight) - 8
+    return ", ".join(lines) + (f", … {more} more parts" if more > 0 else "")
+
+
+def common_factor(case: Case) -> Sequence[Proposal]:
+    """Propose one factor over all tensors of the rung: the world size, the accumulation count, a loss scale."""
+    slot = case.origin.node.slot
+    if not case.arrays or not (slot.slot == "weight" or slot.kind in _RUNGS) or slot.name == "(clip)":
+        return ()
+    left, right = zip(*case.arrays, strict=True)
+    size = sum(float(np.vdot(a, a)) for a in left)
+    if not size or not math.isfinite(size):
+        return ()
+    factor = sum(float(np.vdot(a, b)) for a, b in case.arrays) / size
+    if not math.isfinite(factor) or abs(factor - 1) < 1e-9:
+        return ()
+    mistaken = [a * factor for a in left]
+    code, equals, evidence = _known(factor, case)
+    what = "every token's weight" if slot.slot == "weight" else f"the {slot.kind} of {len(left)} tensors"
+    text = f"{what} is {factor:.6g} times the reference" + (f", {equals}" if equals else "")
+    return (Proposal(code, text, mistaken, right, left, factor, equals, evidence),)
+
+
+def _known(factor: float, case: Case) -> tuple[str, str | None, tuple[str, ...]]:
+    """Return the code and the known quantity that a factor equals; other readings as evidence."""
+    found = [
+        (code, words)
+        for code, value, words in _quantities(case)
+        if math.isclose(factor, value, rel_tol=_NEAR) and value != 1
+    ]
+    if not found:
+        return "scale.other", None, ()
+    evidence = tuple(f"it also equals {words} ({code})" for code, words in found[1:])
+    return found[0][0], found[0][1], evidence
+
+
+def _quantities(case: Case) -> list[tuple[str, float, str]]:
+    """Return (code, value, words) for every factor that a distributed step usually has."""
+    known: list[tuple[str, float, str]] = []
+    sides = (
+        ("b", case.world_b, case.microbatches_b),
+        ("a", len({p.rank for p in case.pair.batch_a.extents}), case.pair.a.last_microbatch() + 1),
+    )
+    for side, world, microbatches in sides:
+        for code, count, words in (
+            ("scale.world_size", world, f"the world size of {side}"),
+            ("scale.accumulation", microbatches, f"the number of microbatches of {side}"),
+            ("scale.other", world * microbatches, f"world size × microbatches of {side}"),
+        ):
+            known.append((code, float(count), f"{words} ({count})"))
+            known.append((code, 1 / count if count else 0.0, f"1 / {words} (1/{count})"))
+    for side, view in (("b", case.pair.b), ("a", case.pair.a)):
+        for slot, items in view.find(Kind.SCHEDULE):
+            if slot.slot == "scale":
+                value = float(replica(items).read())
+                known.append(("scale.loss_scale", value, f"the loss scale of {side} ({value:g})"))
+                known.append(("scale.loss_scale", 1 / value, f"1 / the loss scale of {side} (1/{value:g})"))
+    return known

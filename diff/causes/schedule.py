@@ -1,0 +1,127 @@
+"""Wrong values that enter the update: schedule position, hyperparameters, group membership."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensortrace.diff.catalog import Slot, StepView
+from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.plan.comparison import replica
+from tensortrace.tracer.types import Kind
+
+
+def position(case: Case) -> Sequence[Proposal]:
+    """Propose that the scheduler stands elsewhere: stepped per microbatch, or off by a constant."""
+    slot = case.origin.node.slot
+    if slot.kind != Kind.SCHEDULE or slot.slot not in ("position", "lr"):
+        return ()
+    positions = [p for p in _positions(case) if p is not None]
+    if not positions:
+        return ()
+    left, right = (np.array(side, dtype=np.float64) for side in zip(*positions, strict=True))
+    if np.array_equal(left, right):
+        return ()
+    count = case.microbatches_b
+    # a is stepped once per window; stepped per microbatch, b moves on by the count each window
+    shift = float(right[0] - left[0] * count)
+    mistaken = left * count + shift
+    per_microbatch = count > 1 and 0 <= shift <= count and np.array_equal(mistaken, right)
+    if per_microbatch:
+        text = f"the scheduler is stepped once per microbatch: {_pairs_text(left, right)}"
+        number = float((right[-1] - right[0]) / (left[-1] - left[0])) if len(left) > 1 else float(shift)
+        words = f"the number of microbatches in a window ({count})"
+        evidence = _lr_evidence(case)
+        return (Proposal("schedule.position", text, [mistaken], [right], [left], number, words, evidence),)
+    offset = float(right[0] - left[0])
+    text = f"the scheduler's position is off by {offset:g}: {_pairs_text(left, right)}"
+    return (
+        Proposal(
+            "schedule.position", text, [left + offset], [right], [left], offset, None, _lr_evidence(case)
+        ),
+    )
+
+
+def _positions(case: Case) -> list[tuple[float, float] | None]:
+    found = ((_position(view_a), _position(view_b)) for view_a, view_b in case.views())
+    return [None if a is None or b is None else (a, b) for a, b in found]
+
+
+def _position(view: StepView) -> float | None:
+    for slot, items in sorted(view.find(Kind.SCHEDULE)):
+        if slot.slot == "position":
+            return float(replica(items).read())
+    return None
+
+
+def _pairs_text(left: np.ndarray, right: np.ndarray) -> str:
+    shown = ", ".join(f"{b:g} for {a:g}" for a, b in zip(left[:4], right[:4], strict=True))
+    return f"position {shown}" + (", …" if len(left) > 4 else "")
+
+
+def _lr_evidence(case: Case) -> tuple[str, ...]:
+    """Tell whether b's learning rate is a's at the position where b stands."""
+    rate_at: dict[float, float] = {}
+    lines = []
+    for view_a, _ in case.views():
+        at, rate = _position(view_a), _rate(view_a)
+        if at is not None and rate is not None:
+            rate_at[at] = rate
+    for view_a, view_b in case.views():
+        at, rate = _position(view_b), _rate(view_b)
+        if at in rate_at and rate is not None and at is not None:
+            verdict = "equals" if rate == rate_at[at] else f"differs from {rate_at[at]:.9g},"
+            lines.append(f"step {view_a.step}: lr {rate:.9g} of b {verdict} a's lr at position {at:g}")
+    return tuple(lines[:4])
+
+
+def _rate(view: StepView) -> float | None:
+    for slot, items in sorted(view.find(Kind.SCHEDULE)):
+        if slot.slot == "lr":
+            return float(replica(items).read())
+    return None
+
+
+def hyperparameter(case: Case) -> Sequence[Proposal]:
+    """Propose that a value of the update formula differs, by setting or by the parameter's group."""
+    slot = case.origin.node.slot
+    if slot.kind != Kind.SCHEDULE or not case.arrays or slot.slot in ("position", "skipped"):
+        return ()
+    a, b = case.arrays[0]
+    entry = case.origin.comparison
+    what = getattr(entry, "text", "") or slot.slot
+    mixed = _values_elsewhere(case, slot, float(b))
+    text = f"{what}: {float(b):.9g}, in the reference {float(a):.9g}" + (f"; {mixed}" if mixed else "")
+    return (
+        Proposal(
+            "optimizer.hyperparameter",
+            text,
+            [b],
+            [b],
+            [a],
+            float(b),
+            None,
+            (f"{slot.slot} enters the update formula and was read when the update began",),
+            simplicity=1,
+        ),
+    )
+
+
+def _values_elsewhere(case: Case, slot: Slot, value: float) -> str:
+    """Tell whether the wrong value is the right one of another group: a mix-up of groups."""
+    for other, items in case.pair.a.find(Kind.SCHEDULE):
+        if other.slot == slot.slot and float(replica(items).read()) == value:
+            return f"{value:.9g} is what the reference gives to {other.name}: the groups are mixed up"
+    return ""
+
+
+def param_missing(case: Case) -> Sequence[Proposal]:
+    """Propose that parameters are in no optimizer in one run."""
+    found = case.one_sided
+    if found is None or found.slot.slot != "members":
+        return ()
+    text = found.reason
+    one, none = np.ones(1), np.zeros(1)
+    actual, reference = (none, one) if found.side == "a" else (one, none)
+    return (Proposal("optimizer.param_missing", text, [actual], [actual], [reference]),)
