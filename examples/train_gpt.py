@@ -10,6 +10,7 @@ that real training code has had; without it the program is correct.
 
 import argparse
 import contextlib
+import gc
 import hashlib
 import json
 import math
@@ -413,12 +414,7 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    args = arguments()
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        if args.device == "cuda":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
+def train(args: argparse.Namespace) -> None:
     trainer = Trainer(args)
     if args.resume:
         trainer.resume(args.resume)
@@ -430,7 +426,17 @@ def main() -> None:
         trainer.save(args.save)
     if args.hash_out:
         write_hashes(trainer, args.hash_out)
+
+
+def main() -> None:
+    args = arguments()
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if args.device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
+    train(args)
     if dist.is_initialized():
+        gc.collect()  # a DDP module that outlives its gloo group aborts some processes at exit
         dist.destroy_process_group()
 
 
