@@ -23,7 +23,7 @@ TRACE = click.Path(path_type=Path)
 @click.option("--exact", is_flag=True, help="Demand bitwise equality.")
 @click.option("--kinds", default="", metavar="K,…", help="Compare only these kinds.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Compare only these names; repeatable.")
-@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that one side may lack; repeatable.")
+@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that one may lack; repeatable.")
 @click.option("--align", metavar="b:N=a:M", help="Compare step N of b with step M of a, and so on.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON; - for stdout, alone.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
@@ -31,7 +31,8 @@ TRACE = click.Path(path_type=Path)
 @click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
 def command(
     a: Path, b: Path, *, floor: tuple[Path, ...], exact: bool, kinds: str, include: tuple[str, ...],
-    allow_missing: tuple[str, ...], align: str | None, json_path: str | None, force: bool, detail: Detail | None,
+    allow_missing: tuple[str, ...], align: str | None, json_path: str | None, force: bool,
+    detail: Detail | None,
 ) -> int:  # fmt: skip
     """Compare trace B with the reference A and name the first boundary where they part.
 
@@ -46,9 +47,16 @@ def command(
         policy="exact" if exact else "error-model", floor=floor, allow_missing=allow_missing,
         kinds=parse_kinds(kinds) if kinds else (), include=include, align=align,
     )  # fmt: skip
-    result = engine.compare(a, b, options=options)
+    result = engine.compare(a, b, options=options, progress=_progress if sys.stderr.isatty() else None)
     _deliver(result, json_path, detail or "normal")
     return 0 if result else 1
+
+
+def _progress(done: int, total: int) -> None:
+    """Keep one line on a terminal's stderr; it is wiped when the last step is done."""
+    click.echo(
+        "\r\x1b[K" + ("" if done == total else f"compared {done} of {total} steps"), nl=False, err=True
+    )
 
 
 def _deliver(result: Result, json_path: str | None, detail: Detail) -> None:

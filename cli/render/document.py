@@ -31,7 +31,7 @@ def write_document(document: bytes, path: str) -> None:
     Raises BadRequest where the file cannot be written.
     """
     if path == STDOUT:
-        click.get_binary_stream("stdout").write(document + b"\n")
+        click.echo(document)
         return
     try:
         _replace(Path(path), document + b"\n")

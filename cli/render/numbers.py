@@ -43,8 +43,9 @@ def counted(count: int, noun: str) -> str:
     """Return a count with its noun in the right number: ``1 boundary``, ``1,204 boundaries``."""
     if count == 1:
         return f"1 {noun}"
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + ("es" if noun.endswith(("s", "x", "ch")) else "s")
-    return f"{count:,} {plural}"
+    if noun.endswith("y"):
+        return f"{count:,} {noun[:-1]}ies"
+    return f"{count:,} {noun}{'es' if noun.endswith(('s', 'x', 'ch')) else 's'}"
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -18,9 +18,12 @@ Detail = Literal["quiet", "normal", "verbose"]
 ROWS = 8
 """Rows of a table, and lines of evidence, unless the detail is ``verbose``."""
 
+_PLAIN = Look()
+
 _STYLES = {"equivalent": "bold green", "divergent": "bold red", "incomplete": "bold yellow"}
 
-def render(result: Result, *, look: Look = Look(), detail: Detail = "normal") -> str:
+
+def render(result: Result, *, look: Look = _PLAIN, detail: Detail = "normal") -> str:
     """Return the result as text; ``quiet`` is the headline alone, ``verbose`` leaves nothing out.
 
     Every string of the result is made safe to print; lines hold ``look.width`` cells.
@@ -68,15 +71,11 @@ def _quoted(text: str) -> str:
 
 
 def _headline(page: Page, result: Result) -> None:
+    """Write the verdict in capitals, then the headline; one that begins with the verdict goes on from it."""
     headline = safe(result.headline, limit=SENTENCE)
-    page.line((result.verdict.upper(), _STYLES[result.verdict]), f": {_without(headline, result.verdict)}")
-
-
-def _without(headline: str, verdict: str) -> str:
-    """Return the headline without a verdict at its front, which is printed before it anyway."""
-    if headline.lower().startswith(verdict):
-        return headline[len(verdict) :].lstrip(" :,-;.") or headline
-    return headline
+    begun = headline.lower().startswith(result.verdict)
+    rest = headline[len(result.verdict) :] if begun else f": {headline}"
+    page.line((result.verdict.upper(), _STYLES[result.verdict]), rest)
 
 
 def _cause(page: Page, cause: Cause, limit: int | None) -> None:
@@ -96,12 +95,14 @@ def _others(page: Page, result: Result, limit: int | None) -> None:
     others = [finding for finding in result.origins if finding != result.first_divergent]
     if others:
         page.blank()
-        page.line((counted(len(others), "further origin") + ":", "bold"), " what they were computed from agrees")
+        count = counted(len(others), "further origin")
+        page.line((f"{count}:", "bold"), " more than what they were computed from explains")
         rows = [_row(finding) for finding in others[:limit]]
         page.table(["step", "mb", "rel L2", "×allowed", "boundary"], rows, right="step,mb,rel L2,×allowed")
         page.more(len(others) - len(rows))
     if result.receivers_total:
-        page.line(("receivers:", "bold"), f" {counted(result.receivers_total, 'boundary')} downstream of these")
+        count = counted(result.receivers_total, "boundary")
+        page.line(("receivers:", "bold"), f" {count} downstream of these")
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
@@ -138,12 +139,18 @@ def _missing_in_brief(page: Page, groups: Sequence[Missing]) -> None:
 
 
 def _missing(page: Page, group: Missing, *, examples: int) -> None:
-    side = {"a": "only in a", "b": "only in b", "both": "in both"}[group.side]
     style = "bold yellow" if group.counts_as_incomplete else "bold"
     label = "missing" if group.counts_as_incomplete else "not compared"
-    text = f" {group.count:,} {safe(group.kind, limit=20)} {side}: {safe(group.reason, limit=SENTENCE)}"
+    text = f" {_group(group)}: {safe(group.reason, limit=SENTENCE)}"
     shown = "; ".join(f"{words.moment(where)}: {words.key(where)}" for where in group.examples[:examples])
     page.line((label + ":", style), text, f" (e.g. {shown})" if shown else "")
+
+
+def _group(group: Missing) -> str:
+    if group.kind == "any":  # said of a whole recording
+        return f"in {group.side}"
+    side = "in both" if group.side == "both" else f"only in {group.side}"
+    return f"{group.count:,} {safe(group.kind, limit=20)} {side}"
 
 
 def _context(page: Page, result: Result) -> None:
@@ -182,7 +189,7 @@ def _side(side: Side) -> str:
         (
             f"{safe(side.path, limit=SHORT)}: {counted(side.ranks, 'rank')}",
             counted(side.steps, "step"),
-            f"{counted(side.microbatches, 'microbatch')}",
+            f"{counted(side.microbatches, 'microbatch')} a step",
             safe(side.ended, limit=SHORT),
         )
     )

@@ -50,7 +50,8 @@ def moment(where: Where) -> str:
 def key(where: Where) -> str:
     """Return the key within its step as one token each: ``clipped_grad fc.weight grad``, ``[1]`` a call."""
     call = f" [{where.call}]" if where.call else ""
-    return f"{safe(where.kind, limit=20)} {safe(where.name, limit=NAME_LIMIT)} {safe(where.slot, limit=60)}{call}"
+    kind, slot = safe(where.kind, limit=20), safe(where.slot, limit=60)
+    return f"{kind} {safe(where.name, limit=NAME_LIMIT)} {slot}{call}"
 
 
 def boundary(where: Where) -> str:

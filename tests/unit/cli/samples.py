@@ -29,8 +29,8 @@ def where(
     return Where(step, microbatch, kind, name, slot, call)
 
 
-SIDE_A = Side("runs/a", 1, 5, 20, "finished")
-SIDE_B = Side("runs/b", 2, 5, 20, "finished")
+SIDE_A = Side("runs/a", 1, 5, 4, "finished")
+SIDE_B = Side("runs/b", 2, 5, 4, "finished")
 
 COVERAGE = Coverage(
     compared=1204,
@@ -116,7 +116,7 @@ INCOMPLETE = Result(
     verdict="incomplete",
     headline="what was compared agrees, but boundaries are missing",
     a=SIDE_A,
-    b=Side("runs/b", 2, 3, 12, "killed", ("rank 1: the index ends without a manifest",)),
+    b=Side("runs/b", 2, 3, 4, "killed", ("rank 1: the index ends without a manifest",)),
     first_divergent=None,
     causes=(),
     origins=(),

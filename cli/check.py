@@ -1,0 +1,42 @@
+"""``trace check``: every index line and every digest of a trace."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from tensortrace.cli.render.numbers import counted
+from tensortrace.cli.render.safe import safe
+from tensortrace.tracer.reader import Trace, check
+
+
+@click.command("check")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("-q", "quiet", is_flag=True, help="Print nothing; the exit code tells.")
+def command(trace: Path, *, quiet: bool) -> int:
+    """Verify every index line and every digest of TRACE, and list everything that is wrong.
+
+    Exit codes: 0 intact, 1 damaged or incomplete, 2 trouble.
+    """
+    problems = 0
+    for problem in check(trace):
+        problems += 1
+        if not quiet:
+            click.echo(safe(problem, limit=1000))
+    if not quiet:
+        click.echo(_verdict(trace, problems))
+        if problems:
+            click.echo(f"next: trace show {shlex.quote(str(trace))}  # what can still be read", err=True)
+    return 1 if problems else 0
+
+
+def _verdict(trace: Path, problems: int) -> str:
+    """Return the last line; the counts of an intact trace say how much was verified."""
+    path = safe(str(trace))
+    if problems:
+        return f"{path}: not intact: {counted(problems, 'problem')}"
+    ranks = Trace.open(trace).ranks
+    boundaries = counted(sum(len(rank.entries) for rank in ranks), "boundary")
+    return f"{path}: intact: every digest of {boundaries} on {counted(len(ranks), 'rank')} holds"

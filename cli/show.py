@@ -1,0 +1,78 @@
+"""``trace show``: what is in a trace, or one of its tensors."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from tensortrace.cli.contents import contents_of
+from tensortrace.cli.render import show
+from tensortrace.cli.render.document import refuse_existing, write_document
+from tensortrace.cli.render.page import Page, look_of
+from tensortrace.cli.render.safe import safe
+from tensortrace.cli.tensors import Found, Request, document, parse_request
+from tensortrace.tracer.reader import Trace
+
+ROWS = 40
+"""Tensors that are listed, one a line."""
+
+WHOLE = 8
+"""Tensors that are shown in full; with ``--values`` always in full."""
+
+
+@click.command("show")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--step", "--steps", "steps", default="", metavar="init,0-3", help="Only these steps.")
+@click.option("--kind", "--kinds", "kinds", default="", metavar="K,…", help="Only these kinds.")
+@click.option("--name", metavar="GLOB", help="Only the boundaries with this name.")
+@click.option("--rank", "ranks", multiple=True, type=int, metavar="N", help="Only this rank; repeatable.")
+@click.option("--values", is_flag=True, help="Print values too; each tensor's digest is checked.")
+@click.option("--json", "json_path", metavar="FILE", help="Write JSON instead; - for stdout.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+def command(
+    trace: Path, *, steps: str, kinds: str, name: str | None, ranks: tuple[int, ...], values: bool,
+    json_path: str | None, force: bool,
+) -> None:  # fmt: skip
+    """Say what is in TRACE; with a selection, show the tensors that it matches.
+
+    One boundary is shown in full, several as a list. What of a damaged trace can be read is shown.
+    """
+    refuse_existing(json_path, force=force)
+    request = parse_request(steps=steps, kinds=kinds, name=name, ranks=ranks)
+    if values and not request:
+        raise click.UsageError("--values needs --step, --kind, --name or --rank: which tensors?")
+    opened = Trace.open(trace, on_damage="salvage")
+    if json_path is not None:
+        write_document(document(opened, request, with_values=values).to_json(), json_path)
+        return
+    look = look_of(sys.stdout)
+    page = Page(look)
+    if request:
+        _tensors(page, Found(opened, request), values)
+    else:
+        show.summary(page, contents_of(opened))
+    click.echo(page.text(), nl=False, color=look.color)
+    click.echo(f"next: trace {_next(opened, request)}", err=True)
+
+
+def _tensors(page: Page, found: Found, values: bool) -> None:
+    whole = values or len(found.keys()) == 1
+    shown = found.matches[: WHOLE if whole else ROWS]
+    left_out = len(found.matches) - len(shown)
+    if whole:
+        for match in shown:
+            show.tensor(page, found.row(match), found.read(match) if values else None)
+        show.leave_out(page, left_out)
+    else:
+        show.listing(page, [found.row(match) for match in shown], left_out=left_out)
+
+
+def _next(trace: Trace, request: Request) -> str:
+    path = shlex.quote(safe(str(trace.path), limit=400))
+    if request:
+        return f"check {path}"
+    first = next((entry for rank in trace.ranks for entry in rank.entries), None)
+    return f"show {path} --kind {first.kind}" if first else f"check {path}"
