@@ -54,9 +54,8 @@ def command(
 
 def _progress(done: int, total: int) -> None:
     """Keep one line on a terminal's stderr; it is wiped when the last step is done."""
-    click.echo(
-        "\r\x1b[K" + ("" if done == total else f"compared {done} of {total} steps"), nl=False, err=True
-    )
+    line = "" if done == total else f"compared {done} of {total} steps"
+    click.echo(f"\r\x1b[K{line}", nl=False, err=True)
 
 
 def _deliver(result: Result, json_path: str | None, detail: Detail) -> None:

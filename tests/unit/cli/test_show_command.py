@@ -13,6 +13,7 @@ from tensortrace.tracer.types import Kind, Mesh, Meta, Placement, Shard
 from tests.synthetic import write_trace
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
+HALVES = np.array([1.5, -2], np.float32)
 W = np.full((4,), 0.5, dtype=np.float32)
 PARAM = {"microbatch": None, "kind": Kind.PARAM, "name": "fc.w", "slot": "model"}
 
@@ -30,7 +31,7 @@ def trace(tmp_path: Path) -> Path:
                 },
                 X * (rank + 2),
             ),
-            ({"step": 0, "name": "head", "slot": "in.0", "dtype": "bfloat16"}, np.array([1.5, -2], np.float32)),
+            ({"step": 0, "name": "head", "slot": "in.0", "dtype": "bfloat16"}, HALVES),
             ({**PARAM, "step": 0}, W),
             ({**PARAM, "step": 1}, W + 1),
         ]
@@ -76,9 +77,8 @@ def test_several_boundaries_are_listed_one_a_line(trace: Path, capsys: pytest.Ca
 
 
 def test_one_boundary_is_shown_in_full_on_each_rank(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(
-        capsys, trace, "--name", "fc", "--kind", "activation", "--step", "0", "--rank", "0", "--values"
-    )
+    selection = ("--name", "fc", "--kind", "activation", "--step", "0", "--rank", "0")
+    text = shown(capsys, trace, *selection, "--values")
     for part in (
         "step 0, microbatch 0: activation fc out on rank 0, event 2",
         "float32 [2, 3], 24 B",
@@ -155,12 +155,17 @@ def test_a_name_with_brackets_is_found_as_it_is(tmp_path: Path, capsys: pytest.C
     assert "activation w[0] out" in shown(capsys, path, "--name", "w[0]")
 
 
-def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_trace(tmp_path / "h", [[({"name": "w\x1b[2J\u202e[red]"}, X)]])
+def test_hostile_strings_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "\x1b[2J\u202e"
+    meta = Meta(source=hostile, module=hostile, autocast=hostile, op=hostile, aliases=(hostile,))
+    fields = {"name": "w[red]", "meta": meta}
+    path = write_trace(tmp_path / "h", [[(fields, X)]], ended=f"exception: {hostile}")
     for arguments in ((path,), (path, "--rank", "0"), (path, "--step", "0", "--values")):
         text = shown(capsys, *arguments)
         assert not {"\x1b", "\u202e"} & set(text)
-    assert "[red]" in text
+    assert "w[red]" in text
 
 
 def test_a_trace_of_a_killed_run_is_shown_with_its_problems(
