@@ -51,7 +51,7 @@ def _weights_text(weights: TokenWeights) -> str:
 
 
 def common_factor(case: Case) -> Sequence[Proposal]:
-    """Propose one factor over all tensors of the rung: the world size, the accumulation count, a loss scale."""
+    """Propose one factor over all tensors: the world size, the accumulation count, a loss scale."""
     slot = case.origin.node.slot
     if not case.arrays or not (slot.slot == "weight" or slot.kind in _RUNGS) or slot.name == "(clip)":
         return ()

@@ -17,7 +17,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "max_exp_avg_sq", "squar
 
 
 def not_zeroed(case: Case) -> Sequence[Proposal]:
-    """Propose that ``.grad`` still holds what the previous step consumed when the window's first backward begins."""
+    """Propose that ``.grad`` still holds what the previous step consumed when the window opened."""
     slot = case.origin.node.slot
     if slot.kind != Kind.LOCAL_GRAD or slot.slot != "start":
         return ()

@@ -1,0 +1,93 @@
+"""Rows meet by what they hold, whatever the split, the order and the padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensortrace.diff.catalog import Catalog
+from tensortrace.diff.rows import Batch, duplicated_across_ranks, pair, read_batch
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.types import Kind, Meta
+from tests.synthetic import write_trace
+
+PAD, IGNORE = 99, -100
+
+
+def _pass(documents: list[list[int]], microbatch: int, width: int, *, left: bool = False) -> list[Any]:
+    """Return the input and the loss target of one microbatch, documents padded to ``width``."""
+    ids, targets = [], []
+    for document in documents:
+        fill = width - len(document)
+        padded, target = [PAD] * fill, [IGNORE] * fill
+        ids.append(padded + document if left else document + padded)
+        targets.append(target + document if left else document + target)
+    common = {"microbatch": microbatch}
+    return [
+        ({"kind": Kind.INPUT, "name": "(root)", "slot": "in.0", **common}, np.array(ids)),
+        (
+            {
+                "kind": Kind.LOSS,
+                "name": "cross_entropy",
+                "slot": "target",
+                "meta": Meta(ignore_index=IGNORE),
+                **common,
+            },
+            np.array(targets).reshape(-1),
+        ),
+    ]
+
+
+def _batch(folder: Path, *ranks: list[Any]) -> Batch:
+    with Trace.open(write_trace(folder, ranks)) as trace:
+        return read_batch(Catalog(trace).view(0), "train")
+
+
+def test_rows_meet_across_world_sizes_orders_and_padded_lengths(tmp_path: Path) -> None:
+    one = _batch(tmp_path / "a", _pass([[1, 2, 3], [4, 5], [6]], 0, 5))
+    two = _batch(tmp_path / "b", _pass([[6]], 0, 2), _pass([[1, 2, 3], [4, 5]], 0, 3))
+    pairing = pair(one, two)
+    assert not pairing.only_a
+    assert not pairing.only_b
+    assert not pairing.by_order
+    met = [(y.part.rank, y.number, y.start, y.stop) for _, y in pairing.pairs]
+    assert met == [(1, 0, 0, 3), (1, 1, 0, 2), (0, 0, 0, 1)]
+
+
+def test_left_padding_is_cut_away_too(tmp_path: Path) -> None:
+    right = _batch(tmp_path / "a", _pass([[1, 2, 3], [4, 5]], 0, 4))
+    left = _batch(tmp_path / "b", _pass([[1, 2, 3], [4, 5]], 0, 6, left=True))
+    pairing = pair(right, left)
+    assert [(x.start, x.stop, y.start, y.stop) for x, y in pairing.pairs] == [(0, 3, 3, 6), (0, 2, 4, 6)]
+
+
+def test_rows_that_do_not_match_are_paired_by_order_and_said_so(tmp_path: Path) -> None:
+    a = _batch(tmp_path / "a", _pass([[1, 2], [3, 4]], 0, 2))
+    b = _batch(tmp_path / "b", _pass([[1, 2], [3, 5]], 0, 2))
+    pairing = pair(a, b)
+    assert pairing.by_order
+    assert [(x.number, y.number) for x, y in pairing.pairs] == [(0, 0), (1, 1)]
+
+
+def test_equal_rows_match_as_a_multiset(tmp_path: Path) -> None:
+    a = _batch(tmp_path / "a", _pass([[1, 2], [1, 2], [3]], 0, 2))
+    b = _batch(tmp_path / "b", _pass([[1, 2]], 0, 2), _pass([[3], [1, 2]], 0, 2))
+    pairing = pair(a, b)
+    assert len(pairing.pairs) == 3
+    assert not pairing.by_order
+
+
+def test_rows_that_two_ranks_repeat_are_found(tmp_path: Path) -> None:
+    a = _batch(tmp_path / "a", _pass([[1, 2], [3, 4]], 0, 2))
+    b = _batch(tmp_path / "b", _pass([[1, 2]], 0, 2), _pass([[1, 2]], 0, 2))
+    assert {row.part.rank for row in duplicated_across_ranks(a, b)} == {0, 1}
+    assert not duplicated_across_ranks(a, a)
+
+
+def test_a_split_over_microbatches_is_not_the_same_split(tmp_path: Path) -> None:
+    a = _batch(tmp_path / "a", _pass([[1, 2], [3, 4]], 0, 2))
+    b = _batch(tmp_path / "b", _pass([[1, 2]], 0, 2) + _pass([[3, 4]], 1, 2))
+    assert not pair(a, b).same_split()
+    assert pair(a, a).same_split()
