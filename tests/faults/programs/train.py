@@ -1,0 +1,96 @@
+"""A small training that takes every path a recorder hooks into, and prints a digest of all it did.
+
+`--end HOW` says how the process leaves: normally, by `os._exit`, or by raising in the second step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+
+class Net(nn.Module):
+    """Tied embeddings, dropout, batch norm and a checkpointed block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(17, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.block = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 8))
+        self.head = nn.Linear(8, 17, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embed(ids).flatten(0, 1))
+        hidden = hidden + checkpoint(self.block, hidden, use_reentrant=False)
+        return self.head(hidden)
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def train(steps: int, *, end: str = "normally", say: bool = False) -> str:
+    """Train and return one digest over losses, parameters, buffers, optimizer state and generators."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    torch.manual_seed(7)
+    net = Net()
+    model: nn.Module = DistributedDataParallel(net) if dist.is_initialized() else net
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    torch.manual_seed(100 + rank)
+    losses = []
+    for step in range(steps):
+        for _ in range(2):
+            ids = torch.randint(0, 17, (4, 6))
+            loss = F.cross_entropy(model(ids), ids.flatten()) / 2
+            scaler.scale(loss).backward()
+            losses.append(loss.detach())
+        if end == "raise" and step == 1:
+            raise ValueError("the user's own mistake")
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        optimizer.zero_grad()
+        if dist.is_initialized():
+            dist.all_reduce(losses[-1])
+        with torch.no_grad():
+            losses.append(model(torch.arange(6)[None]).sum())
+        if say:
+            print(f"step {step} done", flush=True)
+    state = [value for entry in optimizer.state.values() for value in entry.values()]
+    return digest(*losses, *model.state_dict().values(), *state, torch.get_rng_state())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--end", choices=["normally", "os_exit", "raise"], default="normally")
+    parser.add_argument("--say", action="store_true")
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    outcome = train(arguments.steps, end=arguments.end, say=arguments.say)
+    print(f"digest {os.environ.get('RANK', '0')} {outcome}", flush=True)
+    if arguments.end == "os_exit":
+        sys.stdout.flush()
+        os._exit(5)
+
+
+if __name__ == "__main__":
+    main()
