@@ -1,0 +1,31 @@
+"""Fixtures that several folders of tests share: traces of the example, each recorded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import harness
+
+RecordExample = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RecordExample:
+    """Return a function that records the example once for each number of ranks and arguments.
+
+    ``recorded(2, "--accumulate", 2)`` returns the trace; a session that asks again gets the same.
+    """
+    folder = tmp_path_factory.mktemp("traces")
+    traces: dict[tuple[str, ...], Path] = {}
+
+    def record(ranks: int, *arguments: object) -> Path:
+        key = (str(ranks), *map(str, arguments))
+        if key not in traces:
+            command = harness.on_ranks(ranks, harness.EXAMPLE, *arguments)
+            traces[key] = harness.record(folder / f"trace{len(traces)}", command)
+        return traces[key]
+
+    return record

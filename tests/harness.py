@@ -1,0 +1,111 @@
+"""Starts programs as a user would: one process or several ranks, recorded or not, and diffs their traces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tensortrace.diff.result import Result
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "train_gpt.py"
+TRAINING = ROOT / "tests" / "training"
+BIN = Path(sys.executable).parent
+"""Where ``trace`` and ``torchrun`` of this environment lie."""
+
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A program that has ended."""
+
+    exit_code: int
+    output: str
+    errors: str
+
+
+def python(script: Path, *arguments: object) -> list[str]:
+    """Return the command that runs a script in one process."""
+    return [sys.executable, str(script), *map(str, arguments)]
+
+
+def torchrun(ranks: int, script: Path, *arguments: object) -> list[str]:
+    """Return the command that runs a script on several ranks of this machine, on a free port."""
+    launcher = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
+    return [*launcher, str(script), *map(str, arguments)]
+
+
+def on_ranks(ranks: int, script: Path, *arguments: object) -> list[str]:
+    """Return the command that runs a script on one rank without a launcher, on more with torchrun."""
+    return python(script, *arguments) if ranks == 1 else torchrun(ranks, script, *arguments)
+
+
+def run(
+    command: Sequence[str], *, folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Finished:
+    """Run a command to its end, in ``folder``, with one thread of arithmetic a process."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    search = os.pathsep.join([str(BIN), inherited.get("PATH", os.defpath)])
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "NO_COLOR": "1", "PATH": search}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=inherited | settings | dict(environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def recording(trace: Path, command: Sequence[str], *options: str) -> list[str]:
+    """Return the command that records another command."""
+    return [str(BIN / "trace"), "record", "-o", str(trace), *options, "--", *command]
+
+
+def record(trace: Path, command: Sequence[str], *options: str) -> Path:
+    """Record a command that must succeed and return its trace."""
+    done = run(recording(trace, command, *options), folder=trace.parent)
+    assert done.exit_code == 0, f"{command}\n{done.output}\n{done.errors}"
+    return trace
+
+
+@dataclass(frozen=True)
+class Diffed:
+    """The outcome of ``trace diff --json -``: exit code and typed result."""
+
+    exit_code: int
+    result: Result
+
+    def summary(self) -> str:
+        """Return what a failed assertion should show."""
+        lines = [f"exit {self.exit_code}, {self.result.verdict}: {self.result.headline}"]
+        lines += [f"cause {c.code} number={c.number} equals={c.equals}: {c.text}" for c in self.result.causes]
+        lines += [f"origin {o.where} ranks={o.ranks}: {o.text}" for o in self.result.origins[:8]]
+        lines += [
+            f"missing on {m.side}: {m.kind} x{m.count}: {m.reason} {m.examples[:1]}"
+            for m in self.result.coverage.missing
+            if m.counts_as_incomplete
+        ]
+        return "\n".join(lines)
+
+
+def diff(a: Path, b: Path, *options: str) -> Diffed:
+    """Diff two traces; ``a`` is the reference."""
+    done = run([str(BIN / "trace"), "diff", str(a), str(b), "--json", "-", *options])
+    assert done.exit_code in {0, 1}, done.errors
+    return Diffed(done.exit_code, msgspec.json.decode(done.output, type=Result))
+
+
+def have(program: str) -> bool:
+    """Tell whether a program is installed on this machine."""
+    return shutil.which(program) is not None
