@@ -21,9 +21,20 @@ from tensortrace.tracer.quota import Metered
 from tensortrace.tracer.selection import Selection
 from tensortrace.tracer.settings import Settings
 from tensortrace.tracer.staging import Stage, Store
-from tensortrace.tracer.types import Boundary, Drops, Environment, Kind, Mesh, Meta, RankManifest, Shard
+from tensortrace.tracer.types import (
+    INIT_STEP,
+    Boundary,
+    Drops,
+    Environment,
+    Kind,
+    Mesh,
+    Meta,
+    RankManifest,
+    Shard,
+)
 
 _NO_META = Meta()
+_STATE = frozenset({Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.RNG})
 
 
 class Identity(NamedTuple):
@@ -104,7 +115,13 @@ class Recorder:
         return self._pid == os.getpid() and self._ended is None
 
     def wants(self, kind: Kind, name: str, *, step: int) -> bool:
-        """Tell whether the selection includes this boundary, so that hooks can skip work."""
+        """Tell whether this boundary is recorded, so that hooks can skip work.
+
+        Before the first window only the state is: a process that runs a model without ever training it (a
+        helper that computes features) must leave no trace.
+        """
+        if step == INIT_STEP and kind not in _STATE:
+            return False
         return self._selection.wants(kind, name, step=step)
 
     def emit(

@@ -97,6 +97,15 @@ def test_nothing_is_opened_before_the_first_boundary_that_is_wanted() -> None:
     assert process.asked == []
 
 
+def test_a_model_that_only_evaluates_before_any_training_opens_nothing() -> None:
+    process = Process(Memory())
+    recorder = recorder_of(process)
+    assert emit(recorder, step=-1, kind=Kind.ACTIVATION) is None
+    assert emit(recorder, step=-1, kind=Kind.COLLECTIVE) is None
+    recorder.close("finished")
+    assert process.asked == []
+
+
 def test_events_count_from_zero_in_the_order_of_the_calls() -> None:
     store = Memory()
     recorder = recorder_of(Process(store))
