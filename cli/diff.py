@@ -61,7 +61,7 @@ def _progress(done: int, total: int) -> None:
 def _deliver(result: Result, json_path: str | None, detail: Detail) -> None:
     """Print the result on stdout and hints on stderr; a JSON document on stdout stands alone there."""
     if json_path is not None:
-        write_document(result.to_json(), json_path)
+        write_document(result, json_path)
     if json_path != STDOUT:
         look = look_of(sys.stdout)
         click.echo(render(result, look=look, detail=detail), nl=False, color=look.color)

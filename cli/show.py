@@ -46,7 +46,7 @@ def command(
         raise click.UsageError("--values needs --step, --kind, --name or --rank: which tensors?")
     opened = Trace.open(trace, on_damage="salvage")
     if json_path is not None:
-        write_document(document(opened, request, with_values=values).to_json(), json_path)
+        write_document(document(opened, request, with_values=values), json_path)
         return
     look = look_of(sys.stdout)
     page = Page(look)

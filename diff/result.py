@@ -157,7 +157,10 @@ class Side(Outcome, frozen=True):
 
 
 class Result(Outcome, frozen=True, kw_only=True):
-    """The outcome of ``diff.compare``; true where the runs are equivalent."""
+    """The outcome of ``diff.compare``; true where the runs are equivalent.
+
+    Steps are in ``a``'s numbering; the same step of ``b`` is ``step_offset`` less.
+    """
 
     schema: str = SCHEMA
     verdict: Verdict
@@ -174,11 +177,27 @@ class Result(Outcome, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     power: Power | None = None
+    step_offset: int = 0
 
     def __bool__(self) -> bool:
         """Tell whether the runs are equivalent."""
         return self.verdict == "equivalent"
 
     def to_json(self) -> bytes:
-        """Return the result as JSON, UTF-8, as ``docs/json.md`` describes it."""
-        return msgspec.json.encode(self)
+        """Return the result as JSON, UTF-8, as ``docs/json.md`` describes it.
+
+        Numbers that are not finite are null. Raises UnicodeEncodeError for a path that is not UTF-8.
+        """
+        document = msgspec.structs.asdict(self)
+        document["first_divergent"] = self.first_divergent and _flat(self.first_divergent)
+        document["origins"] = [_flat(finding) for finding in self.origins]
+        document["receivers"] = [_flat(finding) for finding in self.receivers]
+        return msgspec.json.encode(document)
+
+
+def _flat(finding: Finding) -> dict[str, object]:
+    """Return a finding as JSON holds it: the parts of its key and ``rel_l2`` stand beside its own fields."""
+    fields: dict[str, object] = msgspec.structs.asdict(finding)
+    del fields["where"]
+    metrics = finding.metrics
+    return msgspec.structs.asdict(finding.where) | {"rel_l2": metrics and metrics.rel_l2} | fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Protocol
 
 import click
 
@@ -25,11 +26,24 @@ def refuse_existing(path: str | None, *, force: bool) -> None:
         raise BadRequest(f"{path} exists", remedy="use another name, or --force to replace it")
 
 
-def write_document(document: bytes, path: str) -> None:
-    """Write a JSON document and a newline, to stdout for ``-``; a file appears whole or not at all.
+class Document(Protocol):
+    """What can be written as JSON."""
+
+    def to_json(self) -> bytes:
+        """Return JSON in UTF-8; raises UnicodeEncodeError for a text that cannot be."""
+
+
+def write_document(record: Document, path: str) -> None:
+    """Write a record as JSON and a newline, to stdout for ``-``; a file appears whole or not at all.
 
     Raises BadRequest where the file cannot be written.
     """
+    try:
+        document = record.to_json()
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            "a path that is not UTF-8 cannot stand in JSON", found=ascii(error.object)
+        ) from error
     if path == STDOUT:
         click.echo(document)
         return

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tensortrace.cli.render import words
-from tensortrace.cli.render.numbers import counted, number, ranks
+from tensortrace.cli.render.numbers import counted, exactly, number, ranks
 from tensortrace.cli.render.page import Page
 from tensortrace.cli.render.safe import safe
-from tensortrace.diff.result import Finding, Judgement, Metrics
+from tensortrace.diff.result import Finding, Metrics
 
 SENTENCE = 600
 """Greatest length of a sentence from a result, in characters."""
@@ -28,14 +28,18 @@ _DIMS = 8
 """Numbers of a shape or an index that are shown."""
 
 
-def first(page: Page, finding: Finding, *, limit: int | None) -> None:
-    """Write the first divergent boundary: where, what, how far apart, what was allowed, evidence."""
+def first(page: Page, finding: Finding, *, limit: int | None, said: str) -> None:
+    """Write the first divergent boundary: where, what, how far apart, what was allowed, evidence.
+
+    What stands in ``said``, the headline, is not said again.
+    """
     where = finding.where
     page.blank()
     page.line(("first divergent boundary:", "bold"), f" {words.moment(where)}: {words.key(where)}")
     page.line(f"the {words.boundary(where)}{_origin_of(finding)}", indent=2)
-    page.line(safe(finding.text, limit=SENTENCE), indent=2)
-    for line in (*_difference(finding), *_tolerance(finding.judgement)):
+    if finding.text not in said:
+        page.line(safe(finding.text, limit=SENTENCE), indent=2)
+    for line in (*_difference(finding), *_tolerance(finding)):
         page.line(line, indent=2)
     if finding.inputs:
         page.line("computed from " + _list(finding.inputs, limit), indent=2)
@@ -62,6 +66,9 @@ def _difference(finding: Finding) -> Iterator[str]:
     yield _extent(metrics) + (f"; {_tensor(finding)}" if known else "")
     if metrics.equal:
         return
+    if metrics.elements == 1 and metrics.max_abs_a is not None and metrics.max_abs_b is not None:
+        yield f"a {exactly(metrics.max_abs_a)}, b {exactly(metrics.max_abs_b)}"
+        return
     if metrics.max_abs is not None:
         values = f": a {number(metrics.max_abs_a)}, b {number(metrics.max_abs_b)}"
         place = f" at {_index(metrics.max_abs_at)}" if metrics.max_abs_at else ""
@@ -69,7 +76,7 @@ def _difference(finding: Finding) -> Iterator[str]:
     if relative := _relative(metrics):
         yield relative
     if metrics.projection is not None:
-        cosine = f", cosine {metrics.cosine:.6f}" if metrics.cosine is not None else ""
+        cosine = f", cosine {metrics.cosine:.6g}" if metrics.cosine is not None else ""
         spread = f" ± {number(metrics.projection_error)}" if metrics.projection_error is not None else ""
         yield f"b is {metrics.projection:.6g}{spread} times a{cosine}"
     if metrics.nonfinite_a or metrics.nonfinite_b:
@@ -104,18 +111,20 @@ def _index(numbers: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, numbers[:_DIMS])) + (", …" if len(numbers) > _DIMS else "") + "]"
 
 
-def _tolerance(judgement: Judgement | None) -> Iterator[str]:
-    """Yield which error was allowed and why."""
+def _tolerance(finding: Finding) -> Iterator[str]:
+    """Yield which error was allowed and why, unless the finding's own text says why."""
+    judgement = finding.judgement
     if judgement is None:
         return
-    reason = safe(judgement.reason, limit=SENTENCE)
+    reason = "" if judgement.reason in finding.text else safe(judgement.reason, limit=SENTENCE)
     if judgement.policy == "exact":
-        yield f"compared exactly: {reason}"
+        yield f"compared exactly{': ' if reason else ''}{reason}"
         return
+    why = f" ({reason})" if reason else ""
     runs = f", {counted(judgement.floor_runs, 'floor run')}" if judgement.floor_runs else ""
     yield (
         f"error {number(judgement.error)}, allowed {number(judgement.allowed)} by the "
-        f"{POLICIES[judgement.policy]}{runs}: {number(judgement.ratio)} times as much ({reason})"
+        f"{POLICIES[judgement.policy]}{runs}: {number(judgement.ratio)} times as much{why}"
     )
 
 

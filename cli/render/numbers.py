@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-_SMALL, _LARGE = 1e-3, 1e5
+_SMALL, _LARGE, _WHOLE = 1e-3, 1e4, 1e5
 
 
 def number(value: float | None) -> str:
@@ -14,7 +14,7 @@ def number(value: float | None) -> str:
         return "?"
     if not math.isfinite(value):
         return str(value)
-    if value == int(value) and abs(value) < _LARGE:
+    if value == int(value) and abs(value) < _WHOLE:
         return str(int(value))
     if _SMALL <= abs(value) < _LARGE:
         return f"{value:.4g}"

@@ -34,11 +34,11 @@ def render(result: Result, *, look: Look = _PLAIN, detail: Detail = "normal") ->
         return page.text()
     limit = None if detail == "verbose" else ROWS
     if result.first_divergent:
-        first(page, result.first_divergent, limit=limit)
+        first(page, result.first_divergent, limit=limit, said=result.headline)
     if result.causes:
         page.blank()
     for cause in result.causes:
-        _cause(page, cause, limit)
+        _cause(page, cause, limit, said=result.headline)
     if result.first_divergent and not result.causes:
         page.blank()
         page.line(("cause:", "bold"), " unexplained: no known mistake accounts for the difference")
@@ -62,7 +62,8 @@ def _next_command(result: Result) -> str:
         return f"trace {'check' if side.problems else 'show'} {_quoted(side.path)}"
     side = result.a if only_in_a(finding) else result.b
     where = finding.where
-    step = f"--step {where.step} --kind {safe(where.kind, limit=20)} --name {_quoted(where.name)}"
+    number_there = where.step if side is result.a or where.step == "init" else where.step - result.step_offset
+    step = f"--step {number_there} --kind {safe(where.kind, limit=20)} --name {_quoted(where.name)}"
     return f"trace show {_quoted(side.path)} {step} --values"
 
 
@@ -78,8 +79,9 @@ def _headline(page: Page, result: Result) -> None:
     page.line((result.verdict.upper(), _STYLES[result.verdict]), rest)
 
 
-def _cause(page: Page, cause: Cause, limit: int | None) -> None:
-    page.line((f"cause {safe(cause.code, limit=60)}:", "bold"), f" {safe(cause.text, limit=SENTENCE)}")
+def _cause(page: Page, cause: Cause, limit: int | None, *, said: str) -> None:
+    text = " as the headline says" if cause.text in said else f" {safe(cause.text, limit=SENTENCE)}"
+    page.line((f"cause {safe(cause.code, limit=60)}:", "bold"), text)
     if cause.number is not None:
         known = f" = {safe(cause.equals, limit=SHORT)}" if cause.equals else ""
         page.line(f"measured {cause.number:.7g}{known}", indent=2)

@@ -14,7 +14,7 @@ from tensortrace.cli.render.numbers import counted, exactly, number, ranks, size
     [
         (None, "?"), (0.0, "0"), (-0.0, "0"), (3.0, "3"), (0.25, "0.25"), (1 / 3, "0.3333"), (1e-6, "1e-6"),
         (1.25e-7, "1.25e-7"), (353560.0, "3.536e5"), (-2e-12, "-2e-12"), (math.inf, "inf"), (math.nan, "nan"),
-        (1e5, "1e5"), (1e300, "1e300"),
+        (19914.5, "1.991e4"), (1e5, "1e5"), (1e300, "1e300"),
     ],
 )  # fmt: skip
 def test_a_figure_has_four_significant_digits(value: float | None, text: str) -> None:

@@ -34,6 +34,22 @@ def test_a_headline_that_repeats_the_verdict_is_not_printed_twice() -> None:
     assert render(result).startswith("DIVERGENT at step 0: loss\n")
 
 
+def test_what_the_headline_says_is_not_said_again() -> None:
+    cause = DIVERGENT.causes[0]
+    result = replace(DIVERGENT, headline=f"divergent at step 0: {cause.text}; {TOKEN_WEIGHT.text}")
+    text = flowing(result)
+    assert text.count(cause.text) == 1
+    assert text.count(TOKEN_WEIGHT.text) == 1
+    assert "cause scale.token_ratio: as the headline says" in text
+
+
+def test_a_single_number_is_told_by_both_values() -> None:
+    metrics = Metrics(elements=1, equal=False, rel_l2=1.0, max_abs=1e-3, max_abs_a=1e-3, max_abs_b=2e-3)
+    finding = replace(LR, metrics=metrics, dtype_a="float64", dtype_b="float64")
+    text = flowing(replace(DIVERGENT, first_divergent=finding, causes=()))
+    assert "relative L2 error 1; float64 a 0.001, b 0.002 compared exactly: values of the update" in text
+
+
 def test_quiet_is_the_headline_alone() -> None:
     assert render(DIVERGENT, detail="quiet").count("\n") == 1
 
@@ -153,6 +169,12 @@ def test_the_next_command_shows_the_first_divergent_boundary() -> None:
         "record with --zoom head to name the operation",
         "next: trace show runs/b --step 0 --kind loss --name cross_entropy --values",
     )
+
+
+def test_the_next_command_counts_steps_as_the_shown_trace_does() -> None:
+    finding = replace(TOKEN_WEIGHT, where=where(step=100))
+    result = replace(DIVERGENT, first_divergent=finding, step_offset=98)
+    assert hints(result)[-1].startswith("next: trace show runs/b --step 2 ")
 
 
 def test_the_next_command_after_a_damaged_trace_is_a_check() -> None:
