@@ -9,6 +9,7 @@ import click
 
 from tensortrace.cli.render.numbers import counted
 from tensortrace.cli.render.safe import safe
+from tensortrace.cli.render.say import say
 from tensortrace.tracer.reader import Trace, check
 
 
@@ -24,11 +25,14 @@ def command(trace: Path, *, quiet: bool) -> int:
     for problem in check(trace):
         problems += 1
         if not quiet:
-            click.echo(safe(problem, limit=1000))
+            say(safe(problem, limit=1000))
     if not quiet:
-        click.echo(_verdict(trace, problems))
+        say(_verdict(trace, problems))
         if problems:
-            click.echo(f"next: trace show {shlex.quote(str(trace))}  # what can still be read", err=True)
+            say(
+                f"next: trace show {shlex.quote(safe(str(trace), limit=400))}  # what can still be read",
+                err=True,
+            )
     return 1 if problems else 0
 
 

@@ -9,6 +9,7 @@ import click
 
 from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document
 from tensortrace.cli.render.page import look_of
+from tensortrace.cli.render.say import say
 from tensortrace.cli.render.text import Detail, hints, render
 from tensortrace.diff.result import Result
 from tensortrace.tracer.selection import parse_kinds
@@ -64,7 +65,7 @@ def _deliver(result: Result, json_path: str | None, detail: Detail) -> None:
         write_document(result, json_path)
     if json_path != STDOUT:
         look = look_of(sys.stdout)
-        click.echo(render(result, look=look, detail=detail), nl=False, color=look.color)
+        say(render(result, look=look, detail=detail), nl=False, color=look.color)
     if detail != "quiet":
         for hint in hints(result):
-            click.echo(hint, err=True)
+            say(hint, err=True)

@@ -13,6 +13,7 @@ from tensortrace.cli.render import show
 from tensortrace.cli.render.document import refuse_existing, write_document
 from tensortrace.cli.render.page import Page, look_of
 from tensortrace.cli.render.safe import safe
+from tensortrace.cli.render.say import say
 from tensortrace.cli.tensors import Found, Request, document, parse_request
 from tensortrace.tracer.reader import Trace
 
@@ -54,8 +55,8 @@ def command(
         _tensors(page, Found(opened, request), values)
     else:
         show.summary(page, contents_of(opened))
-    click.echo(page.text(), nl=False, color=look.color)
-    click.echo(f"next: trace {_next(opened, request)}", err=True)
+    say(page.text(), nl=False, color=look.color)
+    say(f"next: trace {_next(opened, request)}", err=True)
 
 
 def _tensors(page: Page, found: Found, values: bool) -> None:
