@@ -62,6 +62,8 @@ def _finite_metrics(
     error = float(np.linalg.norm(delta))
     worst = int(np.argmax(np.abs(delta)))
     projection, spread = _projection(x, delta, xx)
+    relative = np.abs(delta) / np.maximum(np.abs(x), 1e-300)
+    steepest = int(np.argmax(relative))
     ulp = np.abs(delta) / (eps * np.exp2(np.floor(np.log2(np.maximum(np.abs(x), 1e-300)))))
     return Metrics(
         elements=x.size,
@@ -78,6 +80,8 @@ def _finite_metrics(
         max_abs_a=float(x[worst]),
         max_abs_b=float(y[worst]),
         max_ulp=float(ulp.max()),
+        max_rel=float(relative[steepest]) if x[steepest] else None,
+        max_rel_at=_index(steepest, shape),
         nonfinite_a=bad_a,
         nonfinite_b=bad_b,
     )

@@ -16,7 +16,7 @@ from tensortrace.diff.plan.comparison import OneSided
 from tensortrace.diff.result import Coverage, Finding, Missing, Power, Result, Side, StepLabel, Verdict, Where
 from tensortrace.tracer.types import INIT_STEP, LADDER, Kind
 
-MAX_ORIGINS, MAX_RECEIVERS, MAX_EXAMPLES = 200, 200, 3
+MAX_ORIGINS, MAX_RECEIVERS, MAX_EXAMPLES, MAX_INPUTS = 200, 200, 3, 8
 
 
 def state_result(
@@ -38,7 +38,7 @@ def state_result(
     coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
     causes = name_causes(origins[0], execution, a, b, offset) if origins else ()
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
-    findings = tuple(_finding(o, "origin") for o in (*origins, *others)[:MAX_ORIGINS])
+    findings = tuple(_finding(o, "origin", execution) for o in (*origins, *others)[:MAX_ORIGINS])
     first = findings[0] if findings else None
     return Result(
         verdict=verdict,
@@ -48,13 +48,14 @@ def state_result(
         first_divergent=first,
         causes=tuple(causes),
         origins=findings,
-        receivers=tuple(_finding(o, "receiver") for o in receivers[:MAX_RECEIVERS]),
+        receivers=tuple(_finding(o, "receiver", execution) for o in receivers[:MAX_RECEIVERS]),
         receivers_total=len(receivers),
         coverage=coverage,
         policy=policy,
         notes=tuple(notes),
         hints=_hints(first),
         power=_power(execution),
+        step_offset=offset,
     )
 
 
@@ -65,10 +66,11 @@ def where(node: Node) -> Where:
     return Where(step, node.microbatch, slot.kind.value, slot.name, slot.slot, slot.call)
 
 
-def _finding(outcome: Outcome, role: str) -> Finding:
+def _finding(outcome: Outcome, role: str, execution: Execution) -> Finding:
     entry = outcome.comparison
     items = entry.items if isinstance(entry, OneSided) else entry.items_b
-    items_a: tuple[Item, ...] = () if isinstance(entry, OneSided) else entry.items_a
+    only_a = isinstance(entry, OneSided) and entry.side == "a"
+    items_a = entry.items_a if not isinstance(entry, OneSided) else items if only_a else ()
     source = next((i.entry.meta.source for i in items if i.entry.meta.source), None)
     text = f"{entry.text}: {outcome.text}" if not isinstance(entry, OneSided) and entry.text else outcome.text
     return Finding(
@@ -79,10 +81,24 @@ def _finding(outcome: Outcome, role: str) -> Finding:
         metrics=outcome.metrics,
         judgement=outcome.judgement,
         dtype_a=items_a[0].entry.dtype if items_a else None,
-        dtype_b=items[0].entry.dtype if items else None,
+        dtype_b=items[0].entry.dtype if items and not only_a else None,
         shape=outcome.assembled.a.shape if outcome.assembled else (),
         source=source,
+        inputs=_inputs(outcome, execution),
         evidence=_evidence(outcome),
+    )
+
+
+def _inputs(outcome: Outcome, execution: Execution) -> tuple[str, ...]:
+    """Return what the boundary was computed from, the worst first, with each input's own error."""
+    parents = [
+        (execution.errors[n], n) for n in execution.graph.parents(outcome.node) if n in execution.errors
+    ]
+    shown = sorted(parents, key=lambda e: (-e[0].rel, e[1].slot.name))[:MAX_INPUTS]
+    return tuple(
+        f"{n.slot.kind} {n.slot.name} {n.slot.slot}: "
+        + ("diverges" if e.diverges else f"agrees ({e.rel:.2g})")
+        for e, n in shown
     )
 
 
