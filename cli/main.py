@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Sequence
 
 import click
@@ -77,6 +78,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = None
         return 141
+    except Exception:  # a defect of ours must not exit with 1, which would read as a verdict
+        traceback.print_exc()
+        return _trouble("this is a defect of tensortrace; please report the lines above")
     return outcome if isinstance(outcome, int) else 0
 
 
