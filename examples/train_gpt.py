@@ -41,18 +41,18 @@ PLANTS = {
     "missing-world-factor": "loss: not multiplied by the number of ranks, over which DDP then averages",
     "padding-counted": "loss: the count of tokens includes padding",
     "wrong-element": "activation: one element of the last block's MLP output is off by 1e-4 of itself",
+    "lost-momentum": "init: the first moments are not restored from the checkpoint (--resume)",
     "swapped-block": "init: the query and key rows of the first block's attention weight are swapped",
     "same-documents": "input: every rank reads the documents of rank 0",
     "no-zero-grad": "local_grad: gradients are never zeroed",
-    "zero-grad-per-microbatch": "local_grad: gradients are zeroed between microbatches (--accumulate)",
+    "zero-grad-per-microbatch": "reduced_grad: gradients are zeroed between microbatches (--accumulate)",
     "double-reduction": "reduced_grad: gradients that DDP has averaged are summed over ranks once more",
     "clip-per-microbatch": "clipped_grad: clips before the accumulation ends (--accumulate)",
     "clip-before-unscale": "clipped_grad: clips gradients that still carry the loss scale (--dtype fp16)",
     "no-clip": "clipped_grad: never clips",
     "scheduler-per-microbatch": "schedule: the scheduler steps once a microbatch (--accumulate)",
     "decay-mixup": "schedule: weight decay acts on the norms' scales, which belong to the no-decay group",
-    "lost-momentum": "init: the first moments are not restored from the checkpoint (--resume)",
-    "forgotten-parameter": "param: the position embedding is not given to the optimizer",
+    "forgotten-parameter": "schedule: the position embedding is not given to the optimizer",
 }
 
 
