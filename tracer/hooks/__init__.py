@@ -1,0 +1,55 @@
+"""The sources of tensors: hooks on a training program, one file per source, no input or output."""
+
+from __future__ import annotations
+
+from tensortrace.tracer.hooks import backward, checkpoint, clip, guard, loss, rng
+from tensortrace.tracer.hooks.collectives import Collectives
+from tensortrace.tracer.hooks.gradients import Gradients
+from tensortrace.tracer.hooks.modules import Modules
+from tensortrace.tracer.hooks.optimizer import Optimizers
+from tensortrace.tracer.hooks.reductions import Reductions
+from tensortrace.tracer.hooks.scaler import Scalers
+from tensortrace.tracer.hooks.schedule import Schedules
+from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.hooks.sink import Sink
+from tensortrace.tracer.hooks.state import State
+
+__all__ = ["Hooks", "Sink", "guard", "install"]
+
+
+class Hooks:
+    """The hooks of one recording: ``finish`` when the program ends, ``remove`` to undo everything."""
+
+    def __init__(self, session: Session, gradients: Gradients) -> None:
+        self._session = session
+        self._gradients = gradients
+
+    @guard.guard("finish")
+    def finish(self) -> None:
+        """Record what the last window still owes; called once, when the program ends."""
+        self._gradients.close_window()
+
+    def remove(self) -> None:
+        """Take out every hook and patch; tensors recorded so far are not affected."""
+        guard.disarm()
+        self._session.patches.undo()
+
+
+def install(sink: Sink) -> Hooks:
+    """Install every hook; torch must have been imported and not been used yet. One recording at a time."""
+    session = Session(sink)
+    gradients = Gradients(session)
+    session.clock.on_open.insert(0, lambda: sink.step_began(session.clock.step))
+    session.clock.before_close.append(gradients.close_window)
+    reductions, state = Reductions(session), State(session)
+    scalers, schedules = Scalers(session), Schedules(session)
+    optimizers = Optimizers(session, gradients, state, scalers, schedules)
+    scalers.on_skip.append(optimizers.skipped)
+    rng.install(session)
+    for part in (Modules(session), Collectives(session, reductions), scalers, schedules, optimizers):
+        part.install()
+    for source in (checkpoint, backward, loss, clip):
+        source.install(session)
+    session.patches.bind()
+    guard.arm(sink)
+    return Hooks(session, gradients)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from tensortrace.tracer.types import Kind, Meta, Shard
+from tensortrace.tracer.types import Kind, Mesh, Meta, Shard
 
 
 class Sink(Protocol):
@@ -42,6 +42,9 @@ class Sink(Protocol):
 
     def step_began(self, step: int) -> None:
         """Note that a window opened (progress line, sealing of segments)."""
+
+    def mesh(self, name: str, mesh: Mesh) -> None:
+        """Note a mesh that shards refer to; it must come before the first boundary that does."""
 
     def absent(self, kind: Kind, reason: str | None) -> None:
         """Declare that this run has no such rung; a reason of None takes the declaration back."""

@@ -1,0 +1,11 @@
+"""Knows how wrappers lay tensors out over ranks; one file per wrapper, one list of them."""
+
+from __future__ import annotations
+
+from tensortrace.tracer.placements.base import Layout, Wrapper
+from tensortrace.tracer.placements.ddp import DDP
+
+WRAPPERS: tuple[Wrapper, ...] = (DDP(),)
+"""Every wrapper whose layout is known. A new one is a new file and an entry here."""
+
+__all__ = ["WRAPPERS", "Layout", "Wrapper"]

@@ -1,0 +1,213 @@
+"""Records the program's own collectives, and the gradients that they reduce."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tensortrace.tracer.hooks.clock import Moment
+from tensortrace.tracer.hooks.guard import guard
+from tensortrace.tracer.hooks.reductions import Reductions
+from tensortrace.tracer.hooks.session import Session, group_ranks
+from tensortrace.tracer.hooks.source import user_line
+from tensortrace.tracer.hooks.walk import tensors_in
+from tensortrace.tracer.types import Kind, Meta
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Which arguments a collective reads and which it writes, and whether it combines ranks' values."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    reduces: bool = False
+
+
+OPERATIONS = {
+    "all_reduce": Operation(("tensor",), ("tensor",), reduces=True),
+    "all_reduce_coalesced": Operation(("tensors",), ("tensors",), reduces=True),
+    "reduce": Operation(("tensor",), ("tensor",), reduces=True),
+    "broadcast": Operation(("tensor",), ("tensor",)),
+    "all_gather": Operation(("tensor",), ("tensor_list",)),
+    "all_gather_into_tensor": Operation(("input_tensor",), ("output_tensor",)),
+    "reduce_scatter": Operation(("input_list",), ("output",), reduces=True),
+    "reduce_scatter_tensor": Operation(("input",), ("output",), reduces=True),
+    "all_to_all": Operation(("input_tensor_list",), ("output_tensor_list",)),
+    "all_to_all_single": Operation(("input",), ("output",)),
+    "gather": Operation(("tensor",), ("gather_list",)),
+    "scatter": Operation(("scatter_list",), ("tensor",)),
+    "send": Operation(("tensor",), ()),
+    "isend": Operation(("tensor",), ()),
+    "recv": Operation((), ("tensor",)),
+    "irecv": Operation((), ("tensor",)),
+}
+
+OF_OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
+"""Collectives on pickled objects; the byte tensors that they exchange are nobody's boundaries."""
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.depth = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A collective whose output is awaited; the tensors are held weakly."""
+
+    name: str
+    operation: Operation
+    call: int
+    at: Moment
+    meta: Meta
+    outputs: tuple[tuple[str, weakref.ref[torch.Tensor]], ...]
+
+
+class Collectives:
+    """Wraps the functions of ``torch.distributed``; only outermost calls are the program's own."""
+
+    def __init__(self, session: Session, reductions: Reductions) -> None:
+        self._session = session
+        self._reductions = reductions
+        self._local = _Local()
+
+    def install(self) -> None:
+        """Wrap every collective that this build of torch has."""
+        if not dist.is_available():
+            return
+        for name, operation in OPERATIONS.items():
+            original = getattr(dist, name, None)
+            if original is not None:
+                self._session.patches.function(original, self._wrapped(name, operation, original))
+        for name in OF_OBJECTS:
+            self._session.patches.function(getattr(dist, name), self._silent(getattr(dist, name)))
+
+    def _wrapped(self, name: str, operation: Operation, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or self._local.depth:
+                return original(*args, **kwargs)
+            started = self._begin(name, operation, signature, args, kwargs)
+            self._local.depth += 1
+            try:
+                work = original(*args, **kwargs)
+            finally:
+                self._local.depth -= 1
+            if started is None:
+                return work
+            if work is None or not hasattr(work, "wait"):
+                self._finish(started)
+                return work
+            return Awaited(work, functools.partial(self._finish, started))
+
+        return collective
+
+    def _silent(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            self._local.depth += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._local.depth -= 1
+
+        return collective
+
+    @guard("collective: before")
+    def _begin(
+        self,
+        name: str,
+        operation: Operation,
+        signature: inspect.Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> _Started | None:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given, session = bound.arguments, self._session
+        at = session.clock.forward_moment() if session.clock.in_root() else session.clock.backward_moment()
+        op = str(given["op"]).removeprefix("RedOpType.").lower() if "op" in given else None
+        meta = Meta(op=op, ranks=group_ranks(given.get("group")), source=user_line())
+        call = session.clock.take(at, Kind.COLLECTIVE, name, "in").number
+        for slot, tensor in _slots("in", [given.get(key) for key in operation.reads]):
+            session.emit(tensor, at, Kind.COLLECTIVE, name, slot, call=call, meta=meta)
+        outputs = tuple(
+            (slot, weakref.ref(tensor))
+            for slot, tensor in _slots("out", [given.get(key) for key in operation.writes])
+        )
+        return _Started(name, operation, call, at, meta, outputs)
+
+    @guard("collective: after")
+    def _finish(self, started: _Started) -> None:
+        session = self._session
+        written = [(slot, tensor) for slot, held in started.outputs if (tensor := held()) is not None]
+        for slot, tensor in written:
+            session.emit(
+                tensor, started.at, Kind.COLLECTIVE, started.name, slot, call=started.call, meta=started.meta
+            )
+        if started.operation.reduces:
+            reduced = self._gradients_in([tensor for _, tensor in written])
+            if reduced:
+                self._reductions.record(reduced, op=started.name, ranks=started.meta.ranks)
+
+    def _gradients_in(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the parameters whose ``.grad`` lies in the memory of one of these tensors."""
+        spans = [_span(tensor) for tensor in tensors]
+        found: list[torch.Tensor] = []
+        for parameter, _ in self._session.names.parameters():
+            if parameter.grad is not None:
+                first, last = _span(parameter.grad)
+                if any(start <= first and last <= end for start, end in spans) and last > first:
+                    found.append(parameter)
+        return found
+
+
+class Awaited:
+    """Stands in for the handle of an asynchronous collective, and tells when it was waited for."""
+
+    def __init__(self, work: Any, finished: Callable[[], None]) -> None:
+        self._work = work
+        self._finished: Callable[[], None] | None = finished
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Pass for the handle's own class."""
+        return type(self._work)
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait as the handle does, then let the output be recorded, once."""
+        result = self._work.wait(*args, **kwargs)
+        finished, self._finished = self._finished, None
+        if finished is not None:
+            finished()
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def _slots(prefix: str, values: list[object]) -> list[tuple[str, torch.Tensor]]:
+    """Return (slot, tensor): ``in`` for the only argument, ``in.0`` … for the items of a list."""
+    found: list[tuple[str, torch.Tensor]] = []
+    for value in values:
+        found += tensors_in(value, prefix)
+    return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses that a tensor's elements lie between."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return 0, 0
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.data_ptr()
+    return first, first + (reach + 1) * tensor.element_size()

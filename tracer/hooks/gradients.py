@@ -1,0 +1,120 @@
+"""Records each rank's own contribution to a parameter's gradient, before any reduction across ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.types import Kind
+
+
+class Gradients:
+    """Hooks on parameters, and this recorder's own sum of what they saw in the window.
+
+    The sum can't be read from ``.grad``, which may hold leftovers or parts that were reduced already, and
+    whether a second backward follows the first isn't known in advance. So each window costs one copy of
+    the gradients (float32, or float64 for float64) on the parameters' device, from the first backward until
+    the first optimizer step.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._sums: dict[int, torch.Tensor] = {}
+        self._window_began = False
+        session.clock.on_open.append(self._open)
+        session.on_backward.append(self._before_backward)
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Yield each trainable parameter of the known modules and of the optimizers once."""
+        seen: set[int] = set()
+        for parameter in self._candidates():
+            if parameter.requires_grad and parameter.is_leaf and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+
+    def emit_sums(self, only: Iterable[torch.Tensor] | None = None) -> None:
+        """Record the window's sums, of all parameters or of the given ones, and begin new ones."""
+        chosen = set(self._sums) if only is None else {id(parameter) for parameter in only}
+        session, at = self._session, self._session.clock.window()
+        for parameter in self.parameters():
+            total = self._sums.pop(id(parameter), None) if id(parameter) in chosen else None
+            if total is not None:
+                name = session.names.tensor(parameter).name
+                call = session.clock.take(at, Kind.LOCAL_GRAD, name, "grad").number
+                session.emit(total, at, Kind.LOCAL_GRAD, name, "grad", call=call, parameter=parameter)
+
+    def close_window(self) -> None:
+        """Record what no optimizer step has asked for, and forget the rest."""
+        self.emit_sums()
+        self._sums.clear()
+
+    def _candidates(self) -> Iterator[torch.Tensor]:
+        for parameter, _ in self._session.names.parameters():
+            yield parameter
+        for optimizer in self._session.optimizers:
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+    def _open(self) -> None:
+        self._window_began = False
+        self._hooked = {key: known for key, known in self._hooked.items() if known() is not None}
+
+    def _before_backward(self) -> None:
+        session, at = self._session, self._session.clock.window()
+        session.arrived.clear()
+        first, self._window_began = not self._window_began, True
+        for parameter in self.parameters():
+            self._hook(parameter)
+            if first and parameter.grad is not None:
+                name = session.names.tensor(parameter).name
+                session.emit(parameter.grad, at, Kind.LOCAL_GRAD, name, "start", parameter=parameter)
+
+    def _hook(self, parameter: torch.Tensor) -> None:
+        known = self._hooked.get(id(parameter))
+        if known is None or known() is not parameter:
+            self._hooked[id(parameter)] = weakref.ref(parameter)
+            handle = parameter.register_hook(self._hook_for(weakref.ref(parameter)))  # type: ignore[no-untyped-call]
+            self._session.patches.on_undo(handle.remove)
+
+    def _hook_for(self, parameter: weakref.ref[torch.Tensor]) -> Callable[[torch.Tensor], None]:
+        """Return a hook that holds the parameter weakly: one that held it would keep it for ever."""
+
+        def hook(gradient: torch.Tensor) -> None:
+            self._arrived(parameter, gradient)
+
+        return hook
+
+    @guard("local gradient")
+    def _arrived(self, reference: weakref.ref[torch.Tensor], gradient: torch.Tensor | None) -> None:
+        session, parameter = self._session, reference()
+        if session.muted or gradient is None or parameter is None:
+            return
+        session.arrived.add(id(parameter))
+        at, name = session.clock.backward_moment(), session.names.tensor(parameter).name
+        if not session.wants(Kind.LOCAL_GRAD, name, at):
+            return
+        call = session.clock.ordinal_in(at, Kind.LOCAL_GRAD, name)
+        session.emit(gradient, at, Kind.LOCAL_GRAD, name, "grad", call=call, parameter=parameter)
+        with unobserved():
+            self._accumulate(id(parameter), gradient)
+
+    def _accumulate(self, key: int, gradient: torch.Tensor) -> None:
+        total = self._sums.get(key)
+        if total is None:
+            dtype = _sum_dtype(gradient.dtype)
+            self._sums[key] = gradient.detach().to(dtype, copy=True)
+        elif total.layout is gradient.layout:
+            total.add_(gradient.detach())
+        else:
+            self._sums[key] = total.to_dense() + gradient.detach().to_dense()
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex or dtype is torch.float64:
+        return dtype
+    return torch.float32

@@ -1,0 +1,99 @@
+"""The one place where the recorder swallows its own errors, so that no hook can harm the training."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch.utils import _python_dispatch
+from torch.utils.data import get_worker_info
+
+from tensortrace.tracer.hooks.sink import Sink
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+GUARDED: set[str] = set()
+"""The names of all guarded hooks; a test raises inside each of them."""
+
+_lock = threading.RLock()
+_faults: set[str] = set()
+_armed: list[Sink] = []
+
+
+class InjectedFault(RuntimeError):
+    """The error that ``inject`` makes a hook raise."""
+
+
+def arm(sink: Sink) -> None:
+    """Let guarded hooks run, and report their errors to this sink."""
+    _armed[:] = [sink]
+
+
+def disarm() -> None:
+    """Make every guarded hook a no-op, and forget injected faults."""
+    _armed.clear()
+    _faults.clear()
+
+
+def inject(name: str) -> None:
+    """Make the hook of this name raise whenever it is called; for tests of the guard."""
+    _faults.add(name)
+
+
+def is_active() -> bool:
+    """Tell whether hooks record here and now: not while compiling or capturing, not in data workers."""
+    if torch.compiler.is_compiling() or not _armed or not _armed[0].active:
+        return False
+    if torch._C._get_tracing_state() is not None or get_worker_info() is not None:
+        return False
+    return not (cuda_in_use() and torch.cuda.is_current_stream_capturing())
+
+
+def cuda_in_use() -> bool:
+    """Tell whether the program has initialised CUDA; asking anything else of it might do that."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def guard(name: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Return a decorator under which a hook's error ends the recording, not the training.
+
+    The hook returns None while nothing records, when it fails, and once the sink stood down. Hooks run one
+    at a time (autograd has threads of its own). A guarded function must not call the program's own code,
+    whose errors are the program's.
+    """
+    GUARDED.add(name)
+
+    def decorate(hook: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(hook)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            if torch.compiler.is_compiling() or not is_active():
+                return None
+            sink = _armed[0]
+            try:
+                with _lock:
+                    if name in _faults:
+                        raise InjectedFault(name)
+                    return hook(*args, **kwargs)
+            except Exception as error:
+                sink.fail(name, error)
+            return None
+
+        return guarded
+
+    return decorate
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Hide our own tensor operations from the program's autograd, autocast and modes."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_python_dispatch._disable_current_modes())
+        yield

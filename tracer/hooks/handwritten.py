@@ -1,0 +1,111 @@
+"""Finds losses written by hand, log_softmax and gather, in the graph that backward starts from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+from torch.autograd.graph import Node
+
+from tensortrace.tracer.hooks.clock import Moment
+from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.types import Kind, Meta
+
+NAME = "log_softmax.gather"
+MAX_NODES = 64
+MAX_STEPS_BELOW = 4
+"""Reshapes that may lie between the gather and the log_softmax."""
+
+SELECTING = ("GatherBackward0", "IndexBackward0")
+
+
+def find_losses(session: Session, root: torch.Tensor) -> None:
+    """Watch each gather of log-probabilities on the way from the root: sum, count and weights follow.
+
+    Which tokens are valid isn't written in the graph: they are those that weigh anything in backward.
+    """
+    if root.grad_fn is None or not session.wants(Kind.LOSS, NAME, session.clock.backward_moment()):
+        return
+    for gather, logs in _pairs(root.grad_fn):
+        losses = _token_losses(gather, logs)
+        if losses is not None:
+            at = session.clock.backward_moment()
+            call = session.clock.take(at, Kind.LOSS, NAME, "value").number
+            _watch(session, gather, losses, at, call)
+
+
+def _pairs(root: Node) -> Iterator[tuple[Node, Node]]:
+    """Yield (gather, log_softmax) nodes near the root, nearest first."""
+    todo, seen = deque([root]), {root}
+    while todo and len(seen) < MAX_NODES:
+        node = todo.popleft()
+        if node.name() in SELECTING:
+            logs = _log_softmax_below(node)
+            if logs is not None:
+                yield node, logs
+                continue
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                todo.append(below)
+
+
+def _log_softmax_below(node: Node) -> Node | None:
+    for _ in range(MAX_STEPS_BELOW):
+        below = node.next_functions[0][0]
+        if below is None:
+            return None
+        if below.name() == "LogSoftmaxBackward0":
+            return below
+        node = below
+    return None
+
+
+def _token_losses(gather: Node, logs: Node) -> torch.Tensor | None:
+    """Return minus the gathered log-probabilities as a new float64 tensor, shaped like the gather's output.
+
+    None where a reshape lies between the two and the shapes don't fit.
+    """
+    result: torch.Tensor = logs._saved_result.detach()  # type: ignore[attr-defined]
+    if gather.name() == "GatherBackward0":
+        index = gather._saved_index  # type: ignore[attr-defined]
+        dim = _signed(gather._saved_dim)  # type: ignore[attr-defined]
+        if index.dim() != result.dim():
+            return None
+        return -result.gather(dim, index).to(torch.float64)
+    indices = gather._saved_indices  # type: ignore[attr-defined]
+    if len(indices) != result.dim() or any(index is None for index in indices):
+        return None
+    return -result[tuple(indices)].to(torch.float64)
+
+
+def _signed(dim: int) -> int:
+    """Undo the unsigned reading of a negative dimension that saved attributes have."""
+    return dim - (1 << 64) if dim >= 1 << 63 else dim
+
+
+def _watch(session: Session, gather: Node, losses: torch.Tensor, at: Moment, call: int) -> None:
+    """``losses`` is the recorder's own small tensor; it goes when the graph goes."""
+
+    def hook(outputs: tuple[torch.Tensor | None, ...]) -> None:
+        _record(session, outputs[0], losses, at, call)
+
+    gather.register_prehook(hook)
+
+
+@guard("handwritten loss")
+def _record(
+    session: Session, gradient: torch.Tensor | None, losses: torch.Tensor, at: Moment, call: int
+) -> None:
+    if gradient is None or session.muted or gradient.shape != losses.shape:
+        return
+    with unobserved():
+        weight = -gradient.detach().to(torch.float64)
+        valid = weight != 0
+        total = (losses * valid).sum()
+        count = valid.sum()
+    meta = Meta(reduction="none", text="valid tokens are those that weigh anything")
+    for slot, tensor in (("sum", total), ("count", count), ("weight", weight)):
+        session.emit(tensor, at, Kind.LOSS, NAME, slot, call=call, meta=meta)

@@ -1,0 +1,240 @@
+"""Records what enters and leaves each module call, and the gradients of both."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tensortrace.tracer.hooks import uses
+from tensortrace.tracer.hooks.activation_grads import GradHooks
+from tensortrace.tracer.hooks.clock import Moment
+from tensortrace.tracer.hooks.guard import guard
+from tensortrace.tracer.hooks.optimizer_depth import inside_optimizer
+from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.hooks.source import user_line
+from tensortrace.tracer.hooks.walk import tensors_of_call, tensors_of_result
+from tensortrace.tracer.types import ROOT, Kind, Meta
+
+
+class Frame:
+    """One module call in progress. ``outputs`` are the events of the calls made inside it so far."""
+
+    def __init__(self, name: str, *, records: bool, opens_root: bool) -> None:
+        self.name = name
+        self.records = records
+        self.opens_root = opens_root
+        self.compiled = False
+        self.at = Moment(0, None)
+        self.meta = Meta()
+        self.inputs: list[int] = []
+        self.outputs: list[int] = []
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Frame] = []
+
+
+class Modules:
+    """Watches module calls through ``nn.Module._call_impl``; one stack of calls per thread."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._local = _Local()
+        self._grads = GradHooks(session)
+
+    def install(self) -> None:
+        """Wrap the call of every module, and of those that ``Module.compile`` compiles in place."""
+        original_call: Callable[..., Any] = nn.Module._call_impl
+        original_compile: Callable[..., Any] = nn.Module.compile
+        modules = self
+
+        @functools.wraps(original_call)
+        def _call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original_call(self, *args, **kwargs)
+            frame = modules.enter(self, args, kwargs)
+            if frame is None:
+                return original_call(self, *args, **kwargs)
+            try:
+                result = original_call(self, *args, **kwargs)
+                modules.leave(self, frame, args, kwargs, result)
+            finally:
+                modules.unwind(frame)
+            return result
+
+        @functools.wraps(original_compile)
+        def compile(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+            original_compile(self, *args, **kwargs)
+            compiled = self._compiled_call_impl
+            if compiled is not None:
+                modules.watch_compiled(self, compiled)
+
+        self._session.patches.attribute(nn.Module, "_call_impl", _call_impl)
+        self._session.patches.attribute(nn.Module, "compile", compile)
+
+    def watch_compiled(self, module: nn.Module, compiled: Any) -> None:
+        """Watch the outside of a module that was compiled in place; inside there are no calls to see."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return compiled(*args, **kwargs)
+            frame = self.enter(module, args, kwargs)
+            if frame is None:
+                return compiled(*args, **kwargs)
+            try:
+                result = compiled(*args, **kwargs)
+                self.leave(module, frame, args, kwargs, result)
+            finally:
+                self.unwind(frame)
+            return result
+
+        module._compiled_call_impl = call
+
+    @guard("module inputs")
+    def enter(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Frame | None:
+        """Record a call's inputs and put it on the stack; None for calls that nobody may see."""
+        if isinstance(module, fx.GraphModule):
+            return None
+        session, stack = self._session, self._local.stack
+        session.note_wrapper(module)
+        name = session.names.module(module)
+        opens_root = not stack and not session.clock.is_recompute()
+        inside_compiled = bool(stack) and stack[-1].compiled and stack[-1].name == name.name
+        frame = Frame(name.name, records=not name.wraps and not inside_compiled, opens_root=opens_root)
+        frame.compiled = name.compiled
+        is_root = all(not outer.records for outer in stack) and not session.clock.is_recompute()
+        stack.append(frame)
+        if opens_root:
+            session.clock.root_began(inside_optimizer=inside_optimizer())
+        frame.at = session.clock.forward_moment()
+        if frame.records:
+            self._record_inputs(module, frame, args, kwargs, is_root=is_root)
+        return frame
+
+    @guard("module outputs")
+    def leave(
+        self,
+        module: nn.Module,
+        frame: Frame,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        result: object,
+    ) -> None:
+        """Record a call's outputs."""
+        if not frame.records:
+            return
+        session, parent = self._session, self._parent(frame)
+        if frame.at.microbatch is not None:
+            uses.watch(session, module, frame.name, frame.at, tensors_of_call(args, kwargs), result)
+        for slot, tensor in tensors_of_result(result):
+            producers = tuple(frame.inputs) if not frame.outputs else self._came_from(tensor, frame)
+            event = self._record(tensor, frame, slot, producers, frame.meta, is_output=True)
+            if event is not None and parent is not None:
+                parent.outputs.append(event)
+
+    def unwind(self, frame: Frame) -> None:
+        """Take a call off the stack, whether it returned, raised or was cut short; never fails."""
+        stack = self._local.stack
+        while stack:
+            top = stack.pop()
+            if top.opens_root:
+                self._session.clock.root_ended()
+            if top is frame:
+                return
+
+    def _parent(self, frame: Frame) -> Frame | None:
+        stack = self._local.stack
+        below = stack[: stack.index(frame)] if frame in stack else []
+        return next((outer for outer in reversed(below) if outer.records), None)
+
+    def _record_inputs(
+        self,
+        module: nn.Module,
+        frame: Frame,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        *,
+        is_root: bool,
+    ) -> None:
+        frame.meta = self._describe(module)
+        parent = self._parent(frame)
+        given = tensors_of_call(args, kwargs)
+        if is_root and frame.name == ROOT and frame.at.microbatch is not None:
+            for slot, tensor in given:
+                self._record_root_input(tensor, frame, slot)
+        for slot, tensor in given:
+            producers, meta = self._session.producers.find(tensor), frame.meta
+            if not producers and parent is not None and (parent.outputs or parent.inputs):
+                producers = tuple(parent.outputs or parent.inputs)
+                meta = _assumed(meta)
+            event = self._record(tensor, frame, slot, producers, meta, is_output=False)
+            if event is not None:
+                frame.inputs.append(event)
+
+    def _record_root_input(self, tensor: torch.Tensor, frame: Frame, slot: str) -> None:
+        session = self._session
+        call = session.clock.take(frame.at, Kind.INPUT, ROOT, slot)
+        event = session.emit(
+            tensor, frame.at, Kind.INPUT, ROOT, slot,
+            call=call.number, recompute=call.recompute, meta=frame.meta,
+        )  # fmt: skip
+        if event is not None:
+            session.producers.add(tensor, event, is_output=False)
+
+    def _record(
+        self,
+        tensor: torch.Tensor,
+        frame: Frame,
+        slot: str,
+        producers: tuple[int, ...],
+        meta: Meta,
+        *,
+        is_output: bool,
+    ) -> int | None:
+        session, at, name = self._session, frame.at, frame.name
+        call = session.clock.take(at, Kind.ACTIVATION, name, slot)
+        event = session.emit(
+            tensor, at, Kind.ACTIVATION, name, slot,
+            call=call.number, recompute=call.recompute, producers=producers, meta=meta,
+        )  # fmt: skip
+        if event is not None:
+            session.producers.add(tensor, event, is_output=is_output)
+        if tensor.requires_grad and at.microbatch is not None:
+            self._grads.watch(tensor, at, name, slot, call.number, total=not is_output)
+        return event
+
+    def _came_from(self, tensor: torch.Tensor, frame: Frame) -> tuple[int, ...]:
+        """Return what a parent's output came from; its children's outputs at worst, as it has some."""
+        return self._session.producers.find(tensor) or tuple(frame.outputs)
+
+    def _describe(self, module: nn.Module) -> Meta:
+        return Meta(
+            module=type(module).__name__,
+            training=module.training,
+            grad_enabled=self._session.clock.grad_enabled(),
+            autocast=_autocast_dtype(module),
+            source=user_line(),
+        )
+
+
+def _assumed(meta: Meta) -> Meta:
+    return Meta(
+        module=meta.module, training=meta.training, grad_enabled=meta.grad_enabled,
+        autocast=meta.autocast, source=meta.source, assumed=True,
+    )  # fmt: skip
+
+
+def _autocast_dtype(module: nn.Module) -> str | None:
+    """Return the dtype that autocast uses on CUDA or CPU, or None where it is off."""
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    return None

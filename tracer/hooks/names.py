@@ -1,0 +1,243 @@
+"""Gives modules, parameters and buffers their canonical names."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from tensortrace.tracer.hooks.walk import is_plain
+from tensortrace.tracer.placements import WRAPPERS
+from tensortrace.tracer.types import ROOT
+
+T = TypeVar("T", bound=torch.Tensor)
+
+ALWAYS_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
+HOLD_MODULE = frozenset({"DataParallel", "DistributedDataParallel", "DeepSpeedEngine", "Float16Module"})
+"""Classes whose child ``module`` is what they wrap; in any other class it is an ordinary name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleName:
+    """A module's canonical name. ``wraps``: a module inside it has the same name and is the one recorded.
+
+    ``compiled``: it stands for the compiled module inside it, which cannot be seen.
+    """
+
+    name: str
+    wraps: bool = False
+    compiled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorName:
+    """A parameter's or buffer's canonical name: the first of its FQNs, with the others as aliases."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+
+
+class _Root:
+    """A tree of modules and the prefix of its names; holds the module weakly."""
+
+    def __init__(self, module: nn.Module, prefix: str) -> None:
+        self.module = weakref.ref(module)
+        self.prefix = prefix
+
+
+class Names:
+    """The names of everything that lives in the roots seen so far; holds no module and no tensor."""
+
+    def __init__(self) -> None:
+        self._roots: list[_Root] = []
+        self._modules: dict[int, tuple[weakref.ref[nn.Module], ModuleName]] = {}
+        self._tensors: dict[int, tuple[weakref.ref[torch.Tensor], TensorName]] = {}
+        self._unowned: dict[int, tuple[weakref.ref[torch.Tensor], TensorName]] = {}
+        self._unowned_count = 0
+
+    def module(self, module: nn.Module) -> ModuleName:
+        """Return a module's name; an unknown module makes its root known, or is a root itself."""
+        name = self._known_module(module)
+        if name is None:
+            self.refresh()
+            name = self._known_module(module)
+        if name is None:
+            self._add_root(_biggest_container(module))
+            name = self._known_module(module)
+        assert name is not None
+        return name
+
+    def tensor(self, tensor: torch.Tensor) -> TensorName:
+        """Return a parameter's or buffer's name, ``param.N`` where no known module owns it."""
+        name = self.known(tensor)
+        if name is None:
+            self.refresh()
+            name = self.known(tensor)
+        return name or self._name_unowned(tensor)
+
+    def known(self, tensor: torch.Tensor) -> TensorName | None:
+        """Return the name of a parameter or buffer seen before, without looking for new ones."""
+        for names in (self._tensors, self._unowned):
+            found = names.get(id(tensor))
+            if found is not None and found[0]() is tensor:
+                return found[1]
+        return None
+
+    def by_id(self, identity: int) -> TensorName | None:
+        """Return the name of the living tensor with this ``id``."""
+        found = self._tensors.get(identity) or self._unowned.get(identity)
+        return found[1] if found is not None and found[0]() is not None else None
+
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Make the roots known that own these parameters, although none of them has been called yet."""
+        missing = {id(tensor) for tensor in tensors if self.known(tensor) is None}
+        if not missing:
+            return
+        for module in _live_modules():
+            if self._known_module(module) is None and missing.intersection(map(id, _own_tensors(module))):
+                self._add_root(_biggest_container(module))
+
+    def parameters(self) -> Iterator[tuple[nn.Parameter, TensorName]]:
+        """Yield each parameter of the known roots once, in their order."""
+        yield from self._each(lambda root: root.parameters())
+
+    def buffers(self) -> Iterator[tuple[torch.Tensor, TensorName]]:
+        """Yield each buffer of the known roots once, in their order."""
+        yield from self._each(lambda root: root.buffers())
+
+    def refresh(self) -> None:
+        """Look through the known roots again: modules may have been added, replaced or wrapped."""
+        self._roots = [root for root in self._roots if root.module() is not None]
+        self._modules.clear()
+        self._tensors.clear()
+        for root in self._roots:
+            module = root.module()
+            if module is not None:
+                self._scan(module, root.prefix)
+
+    def _known_module(self, module: nn.Module) -> ModuleName | None:
+        found = self._modules.get(id(module))
+        return found[1] if found is not None and found[0]() is module else None
+
+    def _each(self, of: Callable[[nn.Module], Iterator[T]]) -> Iterator[tuple[T, TensorName]]:
+        seen: set[int] = set()
+        for root in [root.module() for root in self._roots]:
+            for tensor in of(root) if root is not None else ():
+                if id(tensor) not in seen and is_plain(tensor):
+                    seen.add(id(tensor))
+                    yield tensor, self.tensor(tensor)
+
+    def _name_unowned(self, tensor: torch.Tensor) -> TensorName:
+        name = TensorName(f"param.{self._unowned_count}")
+        self._unowned_count += 1
+        self._unowned[id(tensor)] = (weakref.ref(tensor), name)
+        return name
+
+    def _add_root(self, module: nn.Module) -> None:
+        """Name a tree: one that contains known roots takes the place of the first, others get a prefix."""
+        inside = {id(part) for part in module.modules()}
+        covered = [root for root in self._roots if id(root.module()) in inside]
+        prefix = min((root.prefix for root in covered), default=None)
+        root = _Root(module, self._prefix_for(module) if prefix is None else prefix)
+        self._roots = [root, *self._roots] if root.prefix == "" else [*self._roots, root]
+        self._roots = [known for known in self._roots if known not in covered]
+        self.refresh()
+
+    def _prefix_for(self, module: nn.Module) -> str:
+        """Return "" for the first root that can be trained, else the class name, numbered if taken.
+
+        A root without trainable parameters (a transform, a criterion, a frozen encoder) never takes the
+        main root's name, even when it runs first.
+        """
+        taken = {root.prefix for root in self._roots if root.module() is not None}
+        if "" not in taken and any(parameter.requires_grad for parameter in module.parameters()):
+            return ""
+        name, number = type(module).__name__, 0
+        while (prefix := f"{name}.{number}" if number else name) in taken:
+            number += 1
+        return prefix
+
+    def _scan(self, root: nn.Module, prefix: str) -> None:
+        """Name what no earlier root has named: modules by their first path, tensors by all of them."""
+        names: dict[int, list[str]] = {}
+        tensors: dict[int, torch.Tensor] = {}
+        for path, module in _walk(root, prefix, ()):
+            if id(module) not in self._modules:
+                self._modules[id(module)] = (weakref.ref(module), _describe(path, module))
+            for own, tensor in _named_tensors(module):
+                if id(tensor) not in self._tensors:
+                    tensors[id(tensor)] = tensor
+                    found = names.setdefault(id(tensor), [])
+                    if (full := _join(path, own)) not in found:
+                        found.append(full)
+        for key, (first, *others) in names.items():
+            self._tensors[key] = (weakref.ref(tensors[key]), TensorName(first, tuple(others)))
+
+
+def _describe(path: str, module: nn.Module) -> ModuleName:
+    child = _wrapped_attribute(module)
+    compiled = child == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None
+    return ModuleName(path or ROOT, wraps=child is not None and not compiled, compiled=compiled)
+
+
+def _wrapped_attribute(module: nn.Module) -> str | None:
+    """Return the name of the attribute that holds the module this one wraps, or None."""
+    for name in module._modules:
+        if name in ALWAYS_WRAPPERS:
+            return name
+    if type(module).__name__ in HOLD_MODULE and "module" in module._modules:
+        return "module"
+    return next((w.child for w in WRAPPERS if w.child in module._modules and w.matches(module)), None)
+
+
+def _walk(module: nn.Module, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (canonical path, module) depth first, a shared module once per path to it."""
+    yield path, module
+    wrapped = _wrapped_attribute(module)
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in above:
+            below = path if name == wrapped else _join(path, name)
+            yield from _walk(child, below, (*above, id(module)))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    both = [*module._parameters.items(), *module._buffers.items()]
+    return [(name, tensor) for name, tensor in both if tensor is not None]
+
+
+def _own_tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [tensor for _, tensor in _named_tensors(module)]
+
+
+def _live_modules() -> list[nn.Module]:
+    """Return every module that is alive and initialised; the type is asked, objects may lie about it."""
+    return [
+        found
+        for found in gc.get_objects()
+        if issubclass(type(found), nn.Module) and "_modules" in found.__dict__
+    ]
+
+
+def _biggest_container(module: nn.Module) -> nn.Module:
+    """Return the biggest live module that contains this one, or itself."""
+    parents: dict[int, list[nn.Module]] = {}
+    for parent in _live_modules():
+        for child in parent._modules.values():
+            if child is not None:
+                parents.setdefault(id(child), []).append(parent)
+    above, todo = {id(module): module}, [module]
+    while todo:
+        for parent in parents.get(id(todo.pop()), ()):
+            if id(parent) not in above:
+                above[id(parent)] = parent
+                todo.append(parent)
+    return max(above.values(), key=lambda found: sum(1 for _ in found.modules()))

@@ -1,0 +1,159 @@
+"""Records what each optimizer step consumes, the values that enter it, and what it leaves."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from tensortrace.tracer.hooks.gradients import Gradients
+from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.hooks.optimizer_depth import is_outermost_step
+from tensortrace.tracer.hooks.scaler import Scalers
+from tensortrace.tracer.hooks.schedule import Schedules
+from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.hooks.state import State
+from tensortrace.tracer.types import Kind, Meta
+
+ENVIRONMENT = frozenset(
+    {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
+)
+"""Entries of a parameter group that don't enter the update formula."""
+
+
+class Optimizers:
+    """Watches every optimizer's ``step`` through torch's global hooks."""
+
+    def __init__(
+        self, session: Session, gradients: Gradients, state: State, scalers: Scalers, schedules: Schedules
+    ) -> None:
+        self._session = session
+        self._gradients = gradients
+        self._state = state
+        self._scalers = scalers
+        self._schedules = schedules
+        self._calls: dict[int, int] = {}
+
+    def install(self) -> None:
+        """Register the step hooks, and number optimizers as they are constructed."""
+        session, original = self._session, Optimizer.__init__
+
+        @functools.wraps(original)
+        def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+            _number(session, self)
+            original(self, *args, **kwargs)
+
+        session.patches.attribute(Optimizer, "__init__", __init__)
+        for handle in (
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ):
+            session.patches.on_undo(handle.remove)
+
+    @guard("skipped optimizer step")
+    def skipped(self, optimizer: Optimizer) -> None:
+        """Record a step that a scaler skipped: what would have been consumed, and what stayed."""
+        self._begin(optimizer)
+        with unobserved():
+            skipped = torch.ones((), dtype=torch.int64)
+        self._end(optimizer, skipped)
+
+    @guard("optimizer step: before")
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_outermost_step():
+            self._begin(optimizer)
+
+    @guard("optimizer step: after")
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_outermost_step():
+            with unobserved():
+                skipped = _found_inf(optimizer)
+            self._end(optimizer, skipped)
+
+    def _begin(self, optimizer: Optimizer) -> None:
+        parameters = _parameters(optimizer)
+        inside_backward = torch._C._current_graph_task_id() >= 0
+        self._gradients.emit_sums(parameters if inside_backward else None)
+        number = self._session.optimizers.number(optimizer)
+        call = self._session.clock.ordinal(Kind.SCHEDULE, f"optimizer.{number}")
+        self._calls[number] = call
+        self._consumed(parameters, call)
+        self._groups(optimizer, number, call)
+        self._schedules.record(optimizer)
+        self._scalers.record()
+
+    def _end(self, optimizer: Optimizer, skipped: torch.Tensor) -> None:
+        session, at = self._session, self._session.clock.window()
+        number = session.optimizers.number(optimizer)
+        call = self._calls.get(number, 0)
+        session.emit(skipped, at, Kind.SCHEDULE, f"optimizer.{number}", "skipped", call=call)
+        self._gradients.emit_sums(_parameters(optimizer))
+        self._state.record_optimizer(optimizer, at, call)
+        self._state.record_parameters(_parameters(optimizer))
+        session.clock.optimizer_ended()
+
+    def _consumed(self, parameters: list[torch.Tensor], call: int) -> None:
+        session, at = self._session, self._session.clock.window()
+        for parameter in parameters:
+            if parameter.grad is not None:
+                name = session.names.tensor(parameter).name
+                own = session.clock.take_from(call, at, Kind.CLIPPED_GRAD, name, "grad")
+                session.emit(
+                    parameter.grad, at, Kind.CLIPPED_GRAD, name, "grad", call=own, parameter=parameter
+                )
+
+    def _groups(self, optimizer: Optimizer, number: int, call: int) -> None:
+        session, at = self._session, self._session.clock.window()
+        for index, group in enumerate(optimizer.param_groups):
+            name = f"optimizer.{number}.group.{index}"
+            members = tuple(session.names.tensor(parameter).name for parameter in group["params"])
+            meta = Meta(members=members, optimizer=type(optimizer).__name__)
+            for slot, value in _values(group):
+                session.emit(value, at, Kind.SCHEDULE, name, slot, call=call, meta=meta)
+
+
+@guard("optimizer construction")
+def _number(session: Session, optimizer: Optimizer) -> None:
+    session.optimizers.number(optimizer)
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _found_inf(optimizer: Optimizer) -> torch.Tensor:
+    """Return 1 where a fused step found its gradients not finite and did nothing, else 0 (int64)."""
+    found = getattr(optimizer, "found_inf", None)
+    if isinstance(found, torch.Tensor):
+        return (found.detach() != 0).to(torch.int64).reshape(())
+    return torch.zeros((), dtype=torch.int64)
+
+
+def _values(group: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    """Return (slot, float64 tensor) of each number of a parameter group."""
+    found: list[tuple[str, torch.Tensor]] = []
+    with unobserved():
+        for key, value in group.items():
+            if key in ENVIRONMENT:
+                continue
+            if isinstance(value, (list, tuple)):
+                found += [(f"{key}.{i}", _float64(item)) for i, item in enumerate(value) if _is_number(item)]
+            elif _is_number(value):
+                found.append((key, _float64(value)))
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (bool, int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+def _float64(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(torch.float64).reshape(())
+    return torch.tensor(float(value), dtype=torch.float64)

@@ -1,0 +1,131 @@
+"""Finds which recorded tensors a tensor came from, without keeping any of them alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import Node
+
+MAX_NODES = 256
+"""How far the autograd graph is searched; between two modules lie a dozen nodes, not hundreds."""
+
+NodeKey = tuple[int, str, int]
+Extent = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A recorded tensor: valid while it lives (then its memory is not reused) and is not written to."""
+
+    alive: weakref.ref[torch.Tensor]
+    version: int
+    extent: Extent
+    shape: tuple[int, ...]
+    event: int
+    is_output: bool
+
+
+class Producers:
+    """Maps storage and autograd nodes to event numbers, for the present and the previous microbatch.
+
+    Nodes are known by their sequence number, name and output, so that no graph is kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, list[_Seen]] = {}
+        self._nodes: dict[NodeKey, int] = {}
+        self._old_storages: dict[int, list[_Seen]] = {}
+        self._old_nodes: dict[NodeKey, int] = {}
+
+    def turn(self) -> None:
+        """Forget what is older than the microbatch that just ended."""
+        self._old_storages, self._storages = self._storages, {}
+        self._old_nodes, self._nodes = self._nodes, {}
+
+    def add(self, tensor: torch.Tensor, event: int, *, is_output: bool) -> None:
+        """Remember that ``event`` recorded this tensor; an input only where no output claims it."""
+        key = _storage(tensor)
+        if key is not None:
+            seen = self._storages.setdefault(key, [])
+            version = _version(tensor)
+            if len(seen) > 8:
+                seen[:] = [item for item in seen if item.alive() is not None and item.version == version]
+            seen.append(
+                _Seen(weakref.ref(tensor), version, _extent(tensor), tuple(tensor.shape), event, is_output)
+            )
+        if tensor.grad_fn is not None and is_output:
+            self._nodes[_node_key(tensor.grad_fn, tensor.output_nr)] = event
+
+    def find(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        """Return the events this tensor came from: by storage and version, else by the autograd graph."""
+        return self._by_storage(tensor) or self.by_graph(tensor)
+
+    def by_graph(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        """Return the nearest recorded tensors on each path of the autograd graph."""
+        if tensor.grad_fn is None:
+            return ()
+        found: set[int] = set()
+        visited: set[NodeKey] = set()
+        todo: deque[tuple[Node, int]] = deque([(tensor.grad_fn, tensor.output_nr)])
+        while todo and len(visited) < MAX_NODES:
+            node, output = todo.popleft()
+            key = _node_key(node, output)
+            if key in visited:
+                continue
+            visited.add(key)
+            event = self._nodes.get(key, self._old_nodes.get(key))
+            if event is not None:
+                found.add(event)
+            else:
+                todo.extend((below, number) for below, number in node.next_functions if below is not None)
+        return tuple(sorted(found))
+
+    def _by_storage(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        key = _storage(tensor)
+        if key is None:
+            return ()
+        version, extent, shape = _version(tensor), _extent(tensor), tuple(tensor.shape)
+        alive = [
+            item
+            for item in (*self._old_storages.get(key, ()), *self._storages.get(key, ()))
+            if item.version == version and item.alive() is not None and _storage(item.alive()) == key
+        ]
+        alive = [item for item in alive if item.is_output] or alive
+        exact = [item for item in alive if item.extent == extent and item.shape == shape]
+        same = exact or [item for item in alive if item.extent == extent]
+        if same:
+            return (max(item.event for item in same),)
+        return tuple(sorted({item.event for item in alive if _overlap(item.extent, extent)}))
+
+
+def _storage(tensor: torch.Tensor | None) -> int | None:
+    if tensor is None or tensor.layout != torch.strided or tensor.is_quantized:
+        return None
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _extent(tensor: torch.Tensor) -> Extent:
+    """Return the byte range within the storage that the elements lie in."""
+    if tensor.numel() == 0:
+        return 0, 0
+    first = int(tensor.storage_offset())
+    span = int(sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
+    return first * tensor.element_size(), (first + span + 1) * tensor.element_size()
+
+
+def _overlap(a: Extent, b: Extent) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def _node_key(node: Node, output: int) -> NodeKey:
+    return node._sequence_nr(), node.name(), output

@@ -1,0 +1,67 @@
+"""Records the position of each learning-rate scheduler when an update begins."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.hooks.order import Order
+from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.types import Kind, Meta
+
+
+class Schedules:
+    """Numbers schedulers as they are constructed; the parts of a composed one are schedulers too."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._order: Order[LRScheduler] = Order()
+
+    def install(self) -> None:
+        """Wrap the constructors of torch's own schedulers: some don't call their base class's."""
+        for value in list(vars(lr_scheduler).values()):
+            if isinstance(value, type) and issubclass(value, LRScheduler) and "__init__" in vars(value):
+                self._session.patches.attribute(value, "__init__", self._wrapped(value.__init__))
+
+    def record(self, optimizer: Optimizer) -> None:
+        """Record where each scheduler of this optimizer stands."""
+        session, at = self._session, self._session.clock.window()
+        for scheduler in self._order:
+            position = getattr(scheduler, "last_epoch", None)
+            if isinstance(position, int) and _drives(scheduler, optimizer):
+                name = f"scheduler.{self._order.number(scheduler)}"
+                call = session.clock.take(at, Kind.SCHEDULE, name, "position").number
+                with unobserved():
+                    value = torch.tensor(position, dtype=torch.int64)
+                meta = Meta(module=type(scheduler).__name__)
+                session.emit(value, at, Kind.SCHEDULE, name, "position", call=call, meta=meta)
+
+    def _wrapped(self, original: Callable[..., None]) -> Callable[..., None]:
+        schedules = self
+
+        @functools.wraps(original)
+        def __init__(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+            schedules._number(self)
+            original(self, *args, **kwargs)
+
+        return __init__
+
+    @guard("scheduler construction")
+    def _number(self, scheduler: LRScheduler) -> None:
+        self._order.number(scheduler)
+
+
+def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:
+    """Tell whether the scheduler sets this optimizer's values, directly or through a wrapper of it."""
+    found: object = getattr(scheduler, "optimizer", None)
+    for _ in range(4):
+        if found is optimizer:
+            return True
+        found = getattr(found, "optimizer", None)
+    return False

@@ -1,0 +1,105 @@
+"""Records parameters, buffers and optimizer state: at the start, after updates, after other changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch.optim import Optimizer
+
+from tensortrace.tracer.hooks.clock import Moment
+from tensortrace.tracer.hooks.digests import Digests
+from tensortrace.tracer.hooks.guard import unobserved
+from tensortrace.tracer.hooks.names import TensorName
+from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.hooks.walk import is_plain, tensors_in
+from tensortrace.tracer.types import INIT_STEP, Kind, Meta
+
+
+class State:
+    """What a run carries from step to step."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._digests = Digests()
+        session.clock.before_first.append(self._record_init)
+        session.clock.on_open.append(self._record_changes)
+
+    def record_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Record parameters as an optimizer left them, and the buffers that changed meanwhile."""
+        at = self._session.clock.window()
+        for parameter in parameters:
+            self._parameter(parameter, self._session.names.tensor(parameter), at, "model")
+        self._buffers(at, only_changed=True)
+
+    def record_optimizer(self, optimizer: Optimizer, at: Moment, call: int = 0) -> None:
+        """Record every tensor and number of an optimizer's state."""
+        meta = Meta(optimizer=type(optimizer).__name__)
+        for owner, entries in list(optimizer.state.items()):
+            if isinstance(owner, torch.Tensor) and isinstance(entries, Mapping):
+                name = self._session.names.tensor(owner).name
+                for slot, tensor in _state_tensors(entries):
+                    own = self._session.clock.take_from(call, at, Kind.OPTIMIZER_STATE, name, slot)
+                    self._session.emit(
+                        tensor, at, Kind.OPTIMIZER_STATE, name, slot,
+                        call=own, meta=meta, parameter=owner,
+                    )  # fmt: skip
+
+    def _record_init(self) -> None:
+        session, at = self._session, Moment(INIT_STEP, None)
+        optimizers = list(session.optimizers)
+        owned = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        session.names.adopt(owned)
+        for parameter, name in self._all_parameters(owned).items():
+            self._parameter(parameter, name, at, "model")
+        self._buffers(at, only_changed=False)
+        for optimizer in optimizers:
+            self.record_optimizer(optimizer, at)
+
+    def _record_changes(self) -> None:
+        """When a window opens, record parameters that something other than their optimizer has changed."""
+        at = self._session.clock.window()
+        self._session.names.refresh()
+        for parameter, name in self._session.names.parameters():
+            if self._session.wants(Kind.PARAM, name.name, at) and self._digests.changed(parameter):
+                self._emit_parameter(parameter, name, at, "start")
+
+    def _all_parameters(self, owned: list[torch.Tensor]) -> dict[torch.Tensor, TensorName]:
+        found: dict[torch.Tensor, TensorName] = dict(self._session.names.parameters())
+        for parameter in owned:
+            found.setdefault(parameter, self._session.names.tensor(parameter))
+        return found
+
+    def _parameter(self, parameter: torch.Tensor, name: TensorName, at: Moment, slot: str) -> None:
+        if is_plain(parameter) and self._session.wants(Kind.PARAM, name.name, at):
+            self._digests.note(parameter)
+            self._emit_parameter(parameter, name, at, slot)
+
+    def _emit_parameter(self, parameter: torch.Tensor, name: TensorName, at: Moment, slot: str) -> None:
+        meta = Meta(aliases=name.aliases, requires_grad=parameter.requires_grad)
+        call = self._session.clock.ordinal_in(at, Kind.PARAM, name.name, slot)
+        self._session.emit(
+            parameter, at, Kind.PARAM, name.name, slot, call=call, meta=meta, parameter=parameter
+        )
+
+    def _buffers(self, at: Moment, *, only_changed: bool) -> None:
+        for buffer, name in self._session.names.buffers():
+            if self._session.wants(Kind.BUFFER, name.name, at):
+                changed = self._digests.changed(buffer)
+                if changed or not only_changed:
+                    call = self._session.clock.ordinal_in(at, Kind.BUFFER, name.name, "model")
+                    self._session.emit(
+                        buffer, at, Kind.BUFFER, name.name, "model", call=call, parameter=buffer
+                    )
+
+
+def _state_tensors(entries: Mapping[str, object]) -> list[tuple[str, torch.Tensor]]:
+    """Return (slot, tensor) of one parameter's state; numbers become float64, anything else is left out."""
+    found: list[tuple[str, torch.Tensor]] = []
+    for key, value in entries.items():
+        if isinstance(value, (bool, int, float)):
+            with unobserved():
+                found.append((key, torch.tensor(float(value), dtype=torch.float64)))
+        else:
+            found += tensors_in(value, str(key))
+    return found
