@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -78,6 +80,32 @@ def record_command(root: Path, *command: str, options: tuple[str, ...] = ()) -> 
         "--",
         *command,
     )
+
+
+@contextmanager
+def started(root: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command under ``trace record``, in a session of its own that ends with the context."""
+    child = subprocess.Popen(
+        record_command(root, *command),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with child:
+        try:
+            yield child
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def wait_for_line(child: subprocess.Popen[str], *, count: int = 1) -> None:
+    """Return once the child has written so many lines to its standard output."""
+    assert child.stdout is not None
+    for _ in range(count):
+        assert child.stdout.readline()
 
 
 @cache

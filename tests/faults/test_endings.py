@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 from tensortrace.tracer.reader import Trace
@@ -12,12 +11,12 @@ from tests.faults.running import (
     LIMIT_S,
     PYTHON,
     TRAIN,
-    environment,
     plain,
     ranks_of,
-    record_command,
     recorded,
+    started,
     torchrun,
+    wait_for_line,
 )
 
 
@@ -48,49 +47,34 @@ def test_sys_exit_with_a_code_is_an_ordinary_end(tmp_path: Path) -> None:
 def test_a_killed_rank_leaves_all_that_was_finished(tmp_path: Path) -> None:
     """Rank 1 gets SIGKILL in the middle; what its index holds reads back, every digest checked."""
     root = tmp_path / "a"
-    command = record_command(root, *torchrun(TRAIN[1], "--steps", "100000", "--say"))
-    child = subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    for _ in range(12):
-        child.stdout.readline()
-    os.kill(ranks_of(root)["rank00001"].pid, signal.SIGKILL)
-    _, err = child.communicate(timeout=LIMIT_S)
-    assert child.returncode == 1
+    with started(root, *torchrun(TRAIN[1], "--steps", "100000", "--say")) as child:
+        wait_for_line(child, count=12)
+        os.kill(ranks_of(root)["rank00001"].pid, signal.SIGKILL)
+        _, err = child.communicate(timeout=LIMIT_S)
+        assert child.returncode == 1
     assert "rank00001 was killed" in err
     with Trace.open(root) as trace:
         rank = next(rank for rank in trace.ranks if rank.rank == 1)
-        assert any("rank00001" in problem or "ended" in problem for problem in trace.problems)
+        assert any("rank00001" in problem for problem in trace.problems)
         assert len(rank.entries) > 200
         for entry in rank.entries:
             rank.read(entry)
 
 
 def test_a_signal_ends_the_program_as_it_would_alone(tmp_path: Path) -> None:
-    command = record_command(tmp_path / "a", *TRAIN, "--steps", "100000", "--say")
-    child = subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert child.stdout is not None
-    child.stdout.readline()
-    child.send_signal(signal.SIGTERM)
-    _, err = child.communicate(timeout=LIMIT_S)
-    assert child.returncode == 128 + signal.SIGTERM
+    with started(tmp_path / "a", *TRAIN, "--steps", "100000", "--say") as child:
+        wait_for_line(child)
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=LIMIT_S)
+        assert child.returncode == 128 + signal.SIGTERM
     assert "was killed" in err
 
 
 def test_an_interrupt_is_noted_as_the_exception_that_python_makes_of_it(tmp_path: Path) -> None:
-    command = record_command(tmp_path / "a", *TRAIN, "--steps", "100000", "--say")
-    child = subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert child.stdout is not None
-    child.stdout.readline()
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=LIMIT_S)
-    assert child.returncode == 128 + signal.SIGINT
+    with started(tmp_path / "a", *TRAIN, "--steps", "100000", "--say") as child:
+        wait_for_line(child)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=LIMIT_S)
+        assert child.returncode == 128 + signal.SIGINT
     assert "KeyboardInterrupt" in err
     assert ranks_of(tmp_path / "a")["rank00000"].ended == "exception: KeyboardInterrupt"

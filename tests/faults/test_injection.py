@@ -90,7 +90,7 @@ def test_two_programs_one_after_another_are_two_attempts(tmp_path: Path) -> None
 
 
 def test_an_elastic_restart_is_an_attempt_of_its_own(tmp_path: Path) -> None:
-    command = torchrun("--max-restarts", "1", str(PROGRAMS / "restart.py"))
+    command = torchrun("--max-restarts", "1", str(PROGRAMS / "restart.py"), str(tmp_path / "meeting"))
     ran = recorded(tmp_path / "a", *command)
     assert ran.code == 0, ran.err
     found = ranks_of(tmp_path / "a")
