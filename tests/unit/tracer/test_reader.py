@@ -28,6 +28,10 @@ def only(root: Path, array: np.ndarray, **fields: Any) -> np.ndarray:
     return rank.read(rank.entries[0])
 
 
+def read_all(root: Path) -> list[np.ndarray]:
+    return [rank.read(entry) for rank in Trace.open(root).ranks for entry in rank.entries]
+
+
 def same_bits(found: np.ndarray, expected: np.ndarray) -> None:
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     assert found.tobytes() == expected.tobytes()
@@ -36,8 +40,7 @@ def same_bits(found: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (70, 31)])
 @pytest.mark.parametrize(
     "dtype",
-    ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
-    + ["float16", "float32", "float64", "complex64", "complex128"],
+    [name for name in DTYPES if not name.startswith(("bfloat", "float8", "complex32"))],
 )
 def test_native_dtypes_come_back_bit_for_bit(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
@@ -202,7 +205,7 @@ def test_a_rank_folder_with_another_ranks_manifest_is_refused(tmp_path: Path) ->
 
 def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     root = write_trace(tmp_path / "t", [[({}, X)]])
-    for name in ("rank000000", "rank00007.r0", "rank00008.bak", "rank٠٠٠٠٩"):
+    for name in ("rank000000", "rank00007.r0", "rank00008.bak", "rank\u0660\u0660\u0660\u0660\u0669"):
         (root / name).mkdir()
     (root / "rank00009").write_text("a file")
     assert [rank.rank for rank in Trace.open(root).ranks] == [0]
@@ -215,8 +218,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path: Path, name: str) -> N
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(DamagedTrace, match="not a regular file"):
-        rank = Trace.open(root).ranks[0]
-        rank.read(rank.entries[0])
+        read_all(root)
 
 
 def test_a_bad_line_is_refused_by_default_and_mended_from_the_segments_when_salvaging(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""The traces that every release wrote stay readable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensortrace.tracer.codec_dtypes import DTYPES, dtype_of, values
+from tensortrace.tracer.reader import Trace, check
+from tensortrace.tracer.types import Kind
+
+GOLDEN = Path(__file__).parent / "golden" / "v1"
+EVENTS = 8 + 21
+"""Eight boundaries of every sort, then one per dtype of format 1."""
+
+
+def test_the_finished_trace_is_whole() -> None:
+    trace = Trace.open(GOLDEN / "finished")
+    assert trace.problems == ()
+    assert [len(rank.entries) for rank in trace.ranks] == [EVENTS, EVENTS]
+    assert list(check(GOLDEN / "finished")) == []
+
+
+def test_the_killed_trace_gives_what_was_finished() -> None:
+    trace = Trace.open(GOLDEN / "killed")
+    assert len(trace.ranks[0].entries) == EVENTS - 1
+    assert any("torn" in problem for problem in trace.problems)
+    salvaged = Trace.open(GOLDEN / "killed", on_damage="salvage")
+    assert len(salvaged.ranks[0].entries) == EVENTS
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_values_and_shards_are_as_when_they_were_written(rank: int) -> None:
+    opened = Trace.open(GOLDEN / "finished").ranks[rank]
+    entries = opened.entries
+    weight = np.array(
+        [[0.25 * (40 * row + column) + rank for column in range(40)] for row in range(45)], "f4"
+    )
+    expected = [weight, np.arange(12).reshape(3, 4), weight[:2] * 2, weight[:2] * 2, weight * 0, weight]
+    for entry, array in zip(entries, expected, strict=False):
+        np.testing.assert_array_equal(opened.read(entry), array)
+    assert np.isnan(opened.read(entries[6]))
+    assert opened.read(entries[7]).shape == (0, 5)
+    assert [entry.same_as for entry in entries[:6]] == [None, None, None, 2, None, 0]
+    for event in (0, 4, 5):
+        shard = entries[event].shard
+        assert shard is not None
+        assert (shard.mesh, shard.coordinate, shard.global_shape) == ("dp_tp", (0, rank), (90, 40))
+        assert shard.boxes[0].offset == (45 * rank, 0)
+    assert entries[0].key == (-1, None, Kind.PARAM, "fc.weight", "model", 0)
+    assert (entries[2].producers, entries[2].meta.source) == ((1,), "train.py:7")
+    assert (entries[3].recompute, entries[7].name) == (True, "odd/%name é")
+
+
+@pytest.mark.parametrize("position", range(21))
+def test_every_dtype_is_as_when_it_was_written(position: int) -> None:
+    opened = Trace.open(GOLDEN / "finished").ranks[0]
+    entry = opened.entries[8 + position]
+    itemsize = dtype_of(entry.dtype).itemsize
+    raw = np.array([index * 7 % 251 for index in range(600 * itemsize)], "u1")
+    if entry.dtype == "bool":
+        raw %= 2
+    assert opened.read_bytes(entry).tobytes() == raw.tobytes()
+    np.testing.assert_array_equal(opened.read(entry), values(entry.dtype, raw).reshape(30, 20))
+
+
+def test_no_dtype_of_format_1_was_forgotten() -> None:
+    opened = Trace.open(GOLDEN / "finished").ranks[0]
+    assert {entry.dtype for entry in opened.entries[8:]} <= set(DTYPES)
+    assert len({entry.dtype for entry in opened.entries[8:]}) == 21
