@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import click
@@ -14,7 +13,7 @@ from tensortrace.tracer.selection import parse_promise
 from tensortrace.tracer.settings import Settings, parse_size
 
 
-@click.command("record", context_settings={"ignore_unknown_options": False})
+@click.command("record", context_settings={"allow_interspersed_args": False})
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the new trace."
 )
@@ -76,15 +75,6 @@ def command(
         click.echo(f"trace: error: {error}", err=True)
         return error.exit_code
     live.end()
-    return _conclude(outcome, settings, output)
-
-
-def _conclude(outcome: launch.Outcome, settings: Settings, output: Path) -> int:
-    """Print what was recorded and what to do next; return the exit code of ``trace record``."""
-    if settings.dry_run:
-        return outcome.exit_code
-    for line in ending(outcome, output):
-        click.echo(line, file=sys.stderr)
-    if settings.strict and any((rank.ended or "").startswith("failed") for rank in outcome.ranks):
-        return outcome.exit_code or 2
-    return outcome.exit_code if outcome.ranks else outcome.exit_code or 2
+    for line in [] if dry_run else ending(outcome, output):
+        click.echo(line, err=True)
+    return launch.exit_code(outcome, settings)

@@ -71,7 +71,7 @@ class _Guest:
         if self._fault.startswith("hook:"):
             hooks.guard.inject(self._fault.removeprefix("hook:"))
         atexit.register(self._end)
-        os._exit = _ending_first(os._exit, self._end)
+        setattr(os, "_exit", _ending_first(os._exit, self._end))  # noqa: B010
 
     def _opened(self) -> None:
         """Children of multiprocessing run its finalizers, and when forked no atexit functions."""

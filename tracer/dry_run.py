@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from tensortrace.tracer.notices import say
 from tensortrace.tracer.types import INIT_STEP, LADDER, Boundary, Kind, RankManifest
 
-MB = 1_000_000
-
 
 class Tally:
     """Stands in for the files of a rank: adds up bytes per kind of ``init`` and of one step.
@@ -48,13 +46,12 @@ class Tally:
 
     def summary(self, manifest: RankManifest) -> list[str]:
         """Return the lines that a person reads: sizes, kinds found, rungs absent and why."""
-        size = self._step_bytes.total() / MB
         lines = [
-            f"dry run: {size:.1f} MB per step, {self._init_bytes / MB:.1f} MB for init "
+            f"dry run: {_size(self._step_bytes.total())} per step, {_size(self._init_bytes)} for init "
             "(before deduplication and compression)"
         ]
         lines += [
-            f"  {kind.value}: {self._step_count[kind]} boundaries, {self._step_bytes[kind] / MB:.1f} MB"
+            f"  {kind.value}: {self._step_count[kind]} boundaries, {_size(self._step_bytes[kind])}"
             for kind in Kind
             if self._step_count[kind]
         ]
@@ -64,3 +61,7 @@ class Tally:
             if not self._step_count[kind]
         ]
         return [*lines, "recording is off from here; the program runs on as it would without us"]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"

@@ -28,6 +28,7 @@ INJECT = Path(__file__).parent / "inject"
 """The folder that goes first on PYTHONPATH; it holds nothing but sitecustomize.py."""
 
 LOOK_EVERY_S = 1.0
+TROUBLE = 2
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
@@ -78,6 +79,17 @@ def run(
     if manifest is not None:
         _finish(root, manifest, exit_code, ranks)
     return Outcome(exit_code, ranks)
+
+
+def exit_code(outcome: Outcome, settings: Settings) -> int:
+    """Return the exit code of ``trace record``: the command's own, or 2 where that would hide trouble.
+
+    Trouble is a command that succeeded and trained nothing that could be recorded, and under ``--strict``
+    also a rank whose recording failed.
+    """
+    failed = any((rank.ended or "").startswith("failed") for rank in outcome.ranks)
+    trouble = (settings.strict and failed) or not (outcome.ranks or settings.dry_run)
+    return outcome.exit_code or (TROUBLE if trouble else 0)
 
 
 def child_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

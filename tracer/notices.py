@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from contextlib import suppress
 
 
 def say(text: str) -> None:
-    """Write one line to stderr, if there is one; safe on any thread and at interpreter exit."""
-    with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"tensortrace: {' '.join(text.split())}\n")
-        sys.stderr.flush()
+    """Write one line to stderr, if there is one; safe on any thread and at interpreter exit.
+
+    Goes past ``sys.stderr``, whose lock another thread may hold for ever after a fork.
+    """
+    with suppress(OSError):
+        os.write(2, f"tensortrace: {' '.join(text.split())}\n".encode(errors="replace"))
 
 
 def describe(error: BaseException) -> str:

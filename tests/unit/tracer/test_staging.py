@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tensortrace.tracer import staging
 from tensortrace.tracer.settings import Pressure
 from tensortrace.tracer.staging import Stage
 from tensortrace.tracer.types import Boundary, Kind
@@ -171,3 +172,14 @@ def test_no_thread_is_left_after_close() -> None:
     assert rig.stage.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "tensortrace-writer"]
     assert not rig.add(torch.ones(1)), "a closed stage takes nothing"
+
+
+def test_a_writer_that_gets_nothing_done_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Gate(is_open=False)
+    rig = Rig(store)
+    rig.add(torch.ones(1))
+    monkeypatch.setattr(staging, "GIVE_UP_S", 0.01)
+    assert not rig.stage.close()
+    store.opened.set()
+    monkeypatch.setattr(staging, "GIVE_UP_S", PATIENCE_S)
+    assert rig.stage.close()

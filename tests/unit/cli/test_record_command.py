@@ -1,0 +1,97 @@
+"""Tests of the command line of ``trace record``, with commands that need no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tensortrace.cli.main import run
+from tensortrace.tracer import launch
+from tensortrace.tracer.progress import RankProgress
+from tensortrace.tracer.settings import Settings
+
+
+def outcome(code: int, *endings: str | None) -> launch.Outcome:
+    ranks = tuple(RankProgress(f"rank{n:05d}", n, 0, 1, 1, None, ended) for n, ended in enumerate(endings))
+    return launch.Outcome(code, ranks)
+
+
+@pytest.mark.parametrize(
+    ("ended", "strict", "dry_run", "code"),
+    [
+        (outcome(0, "finished"), False, False, 0),
+        (outcome(7, "finished"), False, False, 7),
+        (outcome(0), False, False, 2),
+        (outcome(7), False, False, 7),
+        (outcome(0), False, True, 0),
+        (outcome(0, "failed: x"), False, False, 0),
+        (outcome(0, "failed: x"), True, False, 2),
+        (outcome(7, "failed: x"), True, False, 7),
+    ],
+)
+def test_the_exit_code_is_the_commands_unless_that_hides_trouble(
+    ended: launch.Outcome, strict: bool, dry_run: bool, code: int
+) -> None:
+    assert launch.exit_code(ended, Settings(root="/t", strict=strict, dry_run=dry_run)) == code
+
+
+def test_options_of_the_command_are_the_commands_own(tmp_path: Path) -> None:
+    file = tmp_path / "arguments"
+    code = run(
+        [
+            "record",
+            "-o",
+            str(tmp_path / "a"),
+            "/bin/sh",
+            "-c",
+            f'echo "$@" > {file}',
+            "sh",
+            "--steps",
+            "3",
+            "--force",
+        ]
+    )
+    assert file.read_text() == "--steps 3 --force\n"
+    assert code == 2, "it trained nothing"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--steps", "x"], ["--kinds", "x"], ["--buffer", "x"], ["--max-bytes", "x"], ["--min-free", "x"]],
+)
+def test_a_malformed_option_is_one_line_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    ran = tmp_path / "ran"
+    assert run(["record", "-o", str(tmp_path / "a"), *options, "--", "/usr/bin/touch", str(ran)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert options[0] in said
+    assert not ran.exists()
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_existing_output_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert run(["record", "-o", str(tmp_path), "--", "/bin/true"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "--force" in said
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_force_replaces_a_trace(tmp_path: Path) -> None:
+    root = str(tmp_path / "a")
+    assert run(["record", "-o", root, "--", "/bin/sh", "-c", "exit 4"]) == 4
+    assert run(["record", "-o", root, "--", "/bin/sh", "-c", "exit 5"]) == 2
+    assert run(["record", "-o", root, "--force", "--", "/bin/sh", "-c", "exit 5"]) == 5
+
+
+def test_a_command_that_is_not_found_is_127_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["record", "-o", str(tmp_path / "a"), "--", "no-such-command"]) == 127
+    assert capsys.readouterr().err == "trace: error: no-such-command: command not found\n"
