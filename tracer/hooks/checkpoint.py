@@ -19,16 +19,17 @@ def install(session: Session) -> None:
 
     @functools.wraps(original)
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(_paired(session, function), *args, **kwargs)
+        reentrant = kwargs.get("use_reentrant") is not False
+        return original(_paired(session, function, reentrant), *args, **kwargs)
 
     session.patches.function(original, checkpoint)
 
 
-def _paired(session: Session, function: Callable[..., Any]) -> Callable[..., Any]:
+def _paired(session: Session, function: Callable[..., Any], reentrant: bool) -> Callable[..., Any]:
     """Return the function, with each of its runs made known to the clock as a pass of one region."""
     if torch.compiler.is_compiling():
         return function
-    region = _new_region(session)
+    region = _new_region(session, reentrant)
     if region is None:
         return function
     first = True
@@ -47,5 +48,5 @@ def _paired(session: Session, function: Callable[..., Any]) -> Callable[..., Any
 
 
 @guard("checkpoint")
-def _new_region(session: Session) -> Region:
-    return session.clock.region()
+def _new_region(session: Session, reentrant: bool) -> Region:
+    return session.clock.region(reentrant=reentrant)

@@ -32,12 +32,14 @@ CallKey = tuple[Moment, Kind, str, str]
 class Region:
     """One activation-checkpointed region: the numbers its first pass took, for the recompute to repeat.
 
-    ``grad_enabled`` is the grad mode around the region (reentrant checkpoints disable it inside).
+    ``grad_enabled`` is the grad mode around the region. A reentrant checkpoint disables it inside the first
+    pass, and gradients arrive at the recomputed tensors; otherwise they arrive at those of the first pass.
     """
 
-    def __init__(self, moment: Moment, grad_enabled: bool) -> None:
+    def __init__(self, moment: Moment, *, grad_enabled: bool, reentrant: bool) -> None:
         self.moment = moment
         self.grad_enabled = grad_enabled
+        self.reentrant = reentrant
         self.numbers: dict[CallKey, list[int]] = {}
 
 
@@ -79,6 +81,7 @@ class Clock:
         self.on_open: list[Callable[[], None]] = []
         self.on_divide: list[Callable[[], None]] = []
         self._stepped = False
+        self._stepped_by: set[int] = set()
         self._backward_ran = False
         self._without_modules = False
         self._calls: Counter[CallKey] = Counter()
@@ -152,6 +155,18 @@ class Clock:
         """Note that a backward ran: the next root forward begins a microbatch."""
         self._backward_ran = True
 
+    def optimizer_began(self, number: int, *, has_closure: bool) -> bool:
+        """Note an optimizer's step and tell whether it belongs to a window.
+
+        A step that evaluates the model itself may have no forward before it: its closure opens the window,
+        or the next one where this optimizer has stepped in the present one. Any other step before the
+        first forward is not training (programs make one to create the optimizer's state).
+        """
+        if has_closure and (self.step == INIT_STEP or number in self._stepped_by):
+            self._open()
+        self._stepped_by.add(number)
+        return self.step != INIT_STEP
+
     def optimizer_ended(self) -> None:
         """Note that an optimizer stepped, or skipped its step."""
         self._stepped = True
@@ -194,9 +209,16 @@ class Clock:
         self._ordinals[kind, name] += 1
         return number
 
-    def region(self) -> Region:
+    def region(self, *, reentrant: bool) -> Region:
         """Return a record for a checkpointed region that is about to run for the first time."""
-        return Region(self.forward_moment(), self.grad_enabled())
+        return Region(self.forward_moment(), grad_enabled=self.grad_enabled(), reentrant=reentrant)
+
+    def gradients_arrive(self) -> bool:
+        """Tell whether backward will bring gradients to the tensors of the running forward."""
+        regions = self._local.regions
+        if regions and isinstance(regions[-1], Replay) and not regions[-1].region.reentrant:
+            return False
+        return torch.is_grad_enabled()
 
     def enter_region(self, region: Region, *, first: bool) -> None:
         """Run what follows as a pass of the region, until ``leave_region``."""
@@ -217,6 +239,7 @@ class Clock:
         self.step += 1
         self.microbatch = 0
         self._stepped = self._backward_ran = False
+        self._stepped_by.clear()
         self._calls.clear()
         self._ordinals.clear()
         _run(self.on_open)

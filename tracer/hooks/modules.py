@@ -207,7 +207,7 @@ class Modules:
         )  # fmt: skip
         if event is not None:
             session.producers.add(tensor, event, is_output=is_output)
-        if tensor.requires_grad and at.microbatch is not None:
+        if tensor.requires_grad and session.clock.gradients_arrive() and at.microbatch is not None:
             self._grads.watch(tensor, at, name, slot, call.number, total=not is_output)
         return event
 

@@ -19,7 +19,7 @@ from tensortrace.tracer.hooks.scaler import Scalers
 from tensortrace.tracer.hooks.schedule import Schedules
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.state import State
-from tensortrace.tracer.types import Kind, Meta
+from tensortrace.tracer.types import INIT_STEP, Kind, Meta
 
 ENVIRONMENT = frozenset(
     {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
@@ -59,7 +59,7 @@ class Optimizers:
     @guard("skipped optimizer step")
     def skipped(self, optimizer: Optimizer) -> None:
         """Record a step that a scaler skipped: what would have been consumed, and what stayed."""
-        self._begin(optimizer)
+        self._begin(optimizer, has_closure=False)
         with unobserved():
             skipped = torch.ones((), dtype=torch.int64)
         self._end(optimizer, skipped)
@@ -67,7 +67,7 @@ class Optimizers:
     @guard("optimizer step: before")
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_outermost_step():
-            self._begin(optimizer)
+            self._begin(optimizer, has_closure=len(args) > 1 or kwargs.get("closure") is not None)
 
     @guard("optimizer step: after")
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -76,11 +76,13 @@ class Optimizers:
                 skipped = _found_inf(optimizer)
             self._end(optimizer, skipped)
 
-    def _begin(self, optimizer: Optimizer) -> None:
+    def _begin(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         parameters = _parameters(optimizer)
+        number = self._session.optimizers.number(optimizer)
+        if not self._session.clock.optimizer_began(number, has_closure=has_closure):
+            return
         inside_backward = torch._C._current_graph_task_id() >= 0
         self._gradients.emit_sums(parameters if inside_backward else None)
-        number = self._session.optimizers.number(optimizer)
         call = self._session.clock.ordinal(Kind.SCHEDULE, f"optimizer.{number}")
         self._calls[number] = call
         self._consumed(parameters, call)
@@ -90,6 +92,8 @@ class Optimizers:
 
     def _end(self, optimizer: Optimizer, skipped: torch.Tensor) -> None:
         session, at = self._session, self._session.clock.window()
+        if at.step == INIT_STEP:
+            return
         number = session.optimizers.number(optimizer)
         call = self._calls.get(number, 0)
         session.emit(skipped, at, Kind.SCHEDULE, f"optimizer.{number}", "skipped", call=call)

@@ -72,8 +72,8 @@ class Scalers:
         self._local.stepped = True
         session, at = self._session, self._session.clock.window()
         for scaler, _ in self._local.stepping[-1:]:
-            scale = scaler._scale
-            if scaler.is_enabled() and scale is not None:
+            scale = getattr(scaler, "_scale", None)  # get_scale() would wait for the device
+            if scaler.is_enabled() and isinstance(scale, torch.Tensor):
                 name = f"scaler.{self._order.number(scaler)}"
                 call = session.clock.take(at, Kind.SCHEDULE, name, "scale").number
                 with unobserved():

@@ -1,0 +1,103 @@
+"""Canonical names of modules and parameters."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from tensortrace.tracer.hooks.names import Names
+from tests.memory_sink import recording
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers() -> None:
+    gc.collect()
+
+
+def test_wrapper_prefixes_are_stripped_only_where_a_wrapper_put_them() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(2, 2)
+            self._checkpoint_wrapped_module = nn.Linear(2, 2)
+
+    names, holder = Names(), Holder()
+    wrapped = nn.DataParallel(holder)
+    assert names.module(wrapped).wraps
+    assert names.module(wrapped).name == names.module(holder).name == "(root)"
+    assert names.module(holder.module).name == "module"
+    assert names.tensor(holder.module.weight).name == "module.weight"
+    assert names.tensor(holder._checkpoint_wrapped_module.weight).name == "weight"
+
+
+def test_names_come_from_the_biggest_live_module_that_contains_the_root() -> None:
+    names = Names()
+    model = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2)), "head": nn.Linear(2, 1)})
+    assert names.module(model["encoder"][0]).name == "encoder.0"
+    assert names.tensor(model["head"].bias).name == "head.bias"
+
+
+def test_a_second_root_has_its_class_as_prefix_and_further_ones_a_number() -> None:
+    class Judge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 1)
+
+    names, model, first, second = Names(), nn.Linear(2, 2), Judge(), Judge()
+    assert names.module(model).name == "(root)"
+    assert names.module(first).name == "Judge"
+    assert names.module(second.fc).name == "Judge.1.fc"
+    assert names.tensor(first.fc.weight).name == "Judge.fc.weight"
+
+
+def test_a_root_that_cannot_be_trained_never_takes_the_main_name() -> None:
+    names, transform, model = Names(), nn.Flatten(), nn.Linear(2, 2)
+    assert names.module(transform).name == "Flatten"
+    assert names.module(model).name == "(root)"
+
+
+def test_a_criterion_made_anew_each_step_keeps_its_name() -> None:
+    with recording() as sink:
+        model = nn.Linear(2, 2)
+        for _ in range(3):
+            nn.MSELoss()(model(torch.ones(1, 2)), torch.zeros(1, 2)).backward()
+    assert [n for n in sink.names("activation") if n != "(root)"] == ["MSELoss"]
+    assert sink.names("input") == ["(root)"]
+
+
+def test_a_wrapper_made_later_takes_the_place_of_what_it_wraps() -> None:
+    names, model = Names(), nn.Sequential(nn.Linear(2, 2))
+    assert names.module(model[0]).name == "0"
+    wrapped = nn.DataParallel(model)
+    assert names.module(wrapped).name == "(root)"
+    assert names.module(model[0]).name == "0"
+
+
+def test_a_shared_module_has_its_first_name_and_its_parameters_all() -> None:
+    shared = nn.Linear(2, 2)
+    names, model = Names(), nn.ModuleDict({"a": shared, "b": shared})
+    assert names.module(model).name == "(root)"
+    assert names.module(shared).name == "a"
+    known = names.tensor(shared.weight)
+    assert (known.name, known.aliases) == ("a.weight", ("b.weight",))
+
+
+def test_parameters_that_no_module_owns_are_numbered() -> None:
+    names, loose = Names(), [torch.ones(1, requires_grad=True) for _ in range(2)]
+    assert [names.tensor(tensor).name for tensor in loose] == ["param.0", "param.1"]
+    assert names.tensor(loose[0]).name == "param.0"
+
+
+def test_init_names_the_parameters_of_models_not_called_yet() -> None:
+    class Judge(nn.Linear):
+        pass
+
+    with recording() as sink:
+        model, judge = nn.Linear(2, 2), Judge(2, 1)
+        optimizer = torch.optim.SGD([*model.parameters(), *judge.parameters()], lr=0.1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert sink.names("param", step=-1) == ["weight", "bias", "Judge.weight", "Judge.bias"]
