@@ -62,9 +62,10 @@ def _finite_metrics(
     error = float(np.linalg.norm(delta))
     worst = int(np.argmax(np.abs(delta)))
     projection, spread = _projection(x, delta, xx)
-    relative = np.abs(delta) / np.maximum(np.abs(x), 1e-300)
+    with np.errstate(over="ignore"):  # an element that is 0 in a
+        relative = np.abs(delta) / np.maximum(np.abs(x), 1e-300)
+        ulp = np.abs(delta) / (eps * np.exp2(np.floor(np.log2(np.maximum(np.abs(x), 1e-300)))))
     steepest = int(np.argmax(relative))
-    ulp = np.abs(delta) / (eps * np.exp2(np.floor(np.log2(np.maximum(np.abs(x), 1e-300)))))
     return Metrics(
         elements=x.size,
         equal=False,
