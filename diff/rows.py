@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from tensortrace.diff.catalog import Part, StepView
-from tensortrace.tracer.types import Kind
+from tensortrace.diff.catalog import Item, Part, Slot, StepView
+from tensortrace.tracer.types import ROOT, Kind
 
 
 class Row(NamedTuple):
@@ -71,7 +71,7 @@ class Pairing:
 def read_batch(view: StepView, phase: str) -> Batch:
     """Return the rows of one step, in order of (microbatch, rank, index)."""
     inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
-    for slot, items in view.find(Kind.INPUT, phase=phase):
+    for slot, items in _inputs(view, phase):
         for item in items:
             if item.part and slot.call == 0 and item.source.stored(item.entry) and item.entry.local_shape:
                 inputs[item.part][slot.slot] = item.read()
@@ -83,6 +83,15 @@ def read_batch(view: StepView, phase: str) -> Batch:
         extents[part] = _extent(inputs[part])
         rows += _rows_of_part(part, inputs[part], extents[part], ignored.get(part), pad)
     return Batch(tuple(rows), extents, notes)
+
+
+def _inputs(view: StepView, phase: str) -> list[tuple[Slot, tuple[Item, ...]]]:
+    """Return what the root module was given: its inputs, or where those were deselected its activations."""
+    found = list(view.find(Kind.INPUT, phase=phase))
+    if found:
+        return found
+    activations = view.find(Kind.ACTIVATION, phase=phase)
+    return [(s, i) for s, i in activations if s.name == ROOT and s.slot.startswith("in.")]
 
 
 def pair(a: Batch, b: Batch) -> Pairing:

@@ -86,7 +86,7 @@ def row_scale(pairing: Pairing, a: TokenWeights, b: TokenWeights) -> RowScale:
             continue
         by_row[(y.part, y.number)] = w_b / w_a
         of_part.setdefault(y.part, []).append(w_b / w_a)
-    if not observed:
+    if not observed or not pairing.pairs:
         return RowScale({}, {}, observed=False)
     return RowScale(by_row, {part: _one(values) for part, values in of_part.items()}, observed=True)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 
-from tensortrace.diff.assemble import Assembled, by_rows
+from tensortrace.diff.assemble import Assembled, NotComparable, by_rows
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
@@ -32,6 +33,24 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
         plan.notes.append(
             "scale not observed: no token weight was recorded, gradients compared up to a factor"
         )
+
+
+ROWS = Slot("train", Kind.INPUT, ROOT, "rows", 0)
+"""Stands for which rows a step holds: one-sided where a row of one run is none of the other's."""
+
+
+def plan_rows(pair: StepPair, plan: StepPlan) -> None:
+    """Add rows that only one run was given, where both recorded their rows."""
+    pairing = pair.pairing
+    if not pair.batch_a.rows or not pair.batch_b.rows:
+        return
+    for side, view, left in (("a", pair.a, pairing.only_a), ("b", pair.b, pairing.only_b)):
+        if left:
+            parts = {row.part for row in left}
+            items = [i for _, found in view.find(Kind.INPUT) for i in found if i.part in parts]
+            text = f"{len(left)} rows were given only to {side}"
+            one: Literal["a", "b"] = "a" if side == "a" else "b"
+            plan.one_sided.append(OneSided(one, ROWS, None, by_rank(items), text, diverges=True))
 
 
 def _judged_loss(slot: Slot, pair: StepPair) -> bool:
@@ -111,10 +130,16 @@ def gradient_scale(pair: StepPair) -> Callable[[Row], float]:
     if pair.scale.observed or pair.same_scheme:
         return pair.scale.of
     fitted = fitted_scale(pair)
-    return lambda row: fitted
+
+    def scale(row: Row) -> float:
+        if fitted is None:
+            raise NotComparable("scale not observed: neither token weights nor local gradients tell it")
+        return fitted
+
+    return scale
 
 
-def fitted_scale(pair: StepPair) -> float:
+def fitted_scale(pair: StepPair) -> float | None:
     """Return one factor between the runs' local gradients, where token weights were not observed."""
     ratios = []
     for name in pair.gradients_a.names:
@@ -122,7 +147,7 @@ def fitted_scale(pair: StepPair) -> float:
         norm = float(np.vdot(a, a)) if isinstance(a, np.ndarray) else 0.0
         if norm and isinstance(b, np.ndarray) and np.isfinite(norm):
             ratios.append(float(np.vdot(a, b)) / norm)
-    return float(np.median(ratios)) if ratios and np.median(ratios) else 1.0
+    return float(np.median(ratios)) if ratios and np.median(ratios) else None
 
 
 class _Edges:
@@ -130,9 +155,11 @@ class _Edges:
 
     def __init__(self, pair: StepPair) -> None:
         self.pair = pair
+        self.states = _states_by_module(pair)
         self.producers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
         self.consumers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
         self.calls: dict[tuple[str, str, int, int | None], list[Slot]] = defaultdict(list)
+        self.inputs: dict[tuple[str, int | None], dict[Slot, None]] = defaultdict(dict)
         for view in (pair.a, pair.b):
             self._read(view)
 
@@ -142,6 +169,8 @@ class _Edges:
                 if item.part is None:
                     continue
                 ref = (self.pair.group(item.part), _merged(slot))
+                if slot.kind == Kind.INPUT:
+                    self.inputs[(slot.phase, ref[0])][slot] = None
                 if slot.kind == Kind.ACTIVATION:
                     call = (slot.phase, slot.name, slot.call, ref[0])
                     if slot not in self.calls[call]:
@@ -157,51 +186,68 @@ class _Edges:
         """Return (parents in this step, parents in the step before)."""
         ref = (microbatch, _merged(slot))
         if slot.kind == Kind.ACTIVATION_GRAD:
-            return tuple(self._gradient_parents(slot, microbatch)), ()
+            return self._gradient_parents(slot, microbatch)
         parents = dict(self.producers.get(ref, {}))
         if slot.kind == Kind.ACTIVATION and slot.slot.startswith("out"):
             if not any(p[1].name != slot.name for p in parents):
                 parents |= {(microbatch, s): None for s in self._inputs(slot, microbatch)}
-            return tuple(parents), tuple(_state_of_module(slot.name, self.pair))
+            return tuple(parents), tuple(self.states.get(slot.name, ()))
         if slot.kind == Kind.ACTIVATION and slot.name == ROOT:
             source = Slot(slot.phase, Kind.INPUT, ROOT, slot.slot, slot.call)
             parents[(microbatch, source)] = None
         if slot.kind == Kind.LOSS and slot.slot in _SUMMED:
-            target = slot._replace(slot="target", call=0)
-            parents[(microbatch, target)] = None
+            parents |= self._all_calls(slot._replace(slot="target"), microbatch)
+            parents[(None, ROWS)] = None
+        if slot.kind == Kind.LOSS and slot.slot == "target":  # labels come with the rows that they label
+            parents |= {(microbatch, s): None for s in self.inputs[(slot.phase, microbatch)]}
         return tuple(parents), ()
 
     def _inputs(self, slot: Slot, microbatch: int | None) -> list[Slot]:
         call = (slot.phase, slot.name, slot.call, microbatch)
         return [s for s in self.calls[call] if s.slot.startswith("in.")]
 
-    def _gradient_parents(self, slot: Slot, microbatch: int | None) -> dict[Ref, None]:
-        """Gradients of the consumers, this call's own outputs for an input, and the values used."""
+    def _gradient_parents(
+        self, slot: Slot, microbatch: int | None
+    ) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
+        """Return what every call that used the tensor needs for its part of the gradient."""
         value = slot._replace(kind=Kind.ACTIVATION)
         parents: dict[Ref, None] = {}
+        earlier: dict[Ref, None] = {}
         sources = [(microbatch, value)]
         if slot.slot.startswith("in."):
-            parents |= self._output_gradients(value, microbatch)
+            self._add_call(value, microbatch, parents, earlier)
             sources += list(self.producers.get((microbatch, value), {}))
         for source in sources:
             for user_microbatch, user in self.consumers.get(source, {}):
                 if user.kind == Kind.LOSS:
-                    parents[(None, user._replace(slot="weight", call=0))] = None
-                    parents[(user_microbatch, user)] = None
+                    parents |= self._of_loss(user, user_microbatch, source)
                 elif user.slot.startswith("in."):
-                    parents |= self._output_gradients(user, user_microbatch)
+                    self._add_call(user, user_microbatch, parents, earlier)
                 elif user.kind == Kind.ACTIVATION:
                     parents[(user_microbatch, user._replace(kind=Kind.ACTIVATION_GRAD))] = None
         parents.pop((microbatch, slot), None)
         if not parents:
             parents |= {(None, s): None for s in self._losses(slot.phase)}
-        parents |= {(microbatch, s): None for s in self._inputs(value, microbatch)}
-        return parents
+        return tuple(parents), tuple(earlier)
 
-    def _output_gradients(self, value: Slot, microbatch: int | None) -> dict[Ref, None]:
-        call = (value.phase, value.name, value.call, microbatch)
-        outs = (s for s in self.calls[call] if s.slot.startswith("out"))
-        return {(microbatch, s._replace(kind=Kind.ACTIVATION_GRAD)): None for s in outs}
+    def _add_call(
+        self, value: Slot, microbatch: int | None, parents: dict[Ref, None], earlier: dict[Ref, None]
+    ) -> None:
+        """Add what the backward of one module call reads: its outputs' gradients, its values, its state."""
+        for used in self.calls[(value.phase, value.name, value.call, microbatch)]:
+            parents[(microbatch, used)] = None
+            if used.slot.startswith("out"):
+                parents[(microbatch, used._replace(kind=Kind.ACTIVATION_GRAD))] = None
+        earlier |= dict.fromkeys(self.states.get(value.name, ()))
+
+    def _of_loss(self, loss: Slot, microbatch: int | None, source: Ref) -> dict[Ref, None]:
+        """Return what the gradient of a loss depends on: the token weight, targets, and what it was given."""
+        weight: Ref = (None, loss._replace(slot="weight", call=0))
+        return {weight: None, source: None, **self._all_calls(loss._replace(slot="target"), microbatch)}
+
+    def _all_calls(self, slot: Slot, microbatch: int | None) -> dict[Ref, None]:
+        found = (s for s in (*self.pair.a.items, *self.pair.b.items) if s._replace(call=slot.call) == slot)
+        return {(microbatch, s): None for s in found}
 
     def _losses(self, phase: str) -> list[Slot]:
         found = {s for s in self.pair.b.items if s.kind == Kind.LOSS and s.phase == phase}
@@ -213,14 +259,12 @@ def _merged(slot: Slot) -> Slot:
     return slot._replace(call=0) if slot.kind == Kind.LOSS and slot.slot in _SUMMED else slot
 
 
-def _state_of_module(module: str, pair: StepPair) -> list[Ref]:
-    """Return the parameters and buffers that a module owns directly, as the step before left them."""
-    prefix = "" if module == ROOT else f"{module}."
-    owned = []
+def _states_by_module(pair: StepPair) -> dict[str, list[Ref]]:
+    """Return per module the parameters and buffers that it owns directly, as the step before left them."""
+    owned: dict[str, dict[Ref, None]] = defaultdict(dict)
     for view in (pair.before_a, pair.before_b):
-        for slot in view.items:
+        for slot, items in view.items.items():
             if slot.kind in (Kind.PARAM, Kind.BUFFER) and slot.slot == "model":
-                names = {slot.name, *(n for i in view.items[slot] for n in i.entry.meta.aliases)}
-                if any(n.startswith(prefix) and "." not in n[len(prefix) :] for n in names):
-                    owned.append((None, slot._replace(call=0)))
-    return list(dict.fromkeys(owned))
+                for name in {slot.name, *(n for i in items for n in i.entry.meta.aliases)}:
+                    owned[name.rpartition(".")[0] or ROOT][(None, slot._replace(call=0))] = None
+    return {module: list(refs) for module, refs in owned.items()}
