@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from tensortrace.diff.catalog import Item, Part, StepView
+from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.scale import Factors, rank_factors, scalar_factor
 from tensortrace.tracer.types import Kind
 
@@ -30,6 +31,10 @@ def _latest(items: list[Item]) -> list[Item]:
     for item in sorted(items, key=lambda i: i.entry.event):
         last[item.source.rank] = item
     return [last[rank] for rank in sorted(last)]
+
+
+def _first(items: tuple[Item, ...]) -> Item | None:
+    return items[0] if items else None
 
 
 @dataclass(frozen=True)
@@ -104,26 +109,52 @@ class Gradients:
         """Return ``.grad`` as each rank found it when the window's first backward began."""
         return {i.source.rank: i.read() for i in self.start_items(name)}
 
+    def has_rung(self, kind: Kind) -> bool:
+        """Tell whether any parameter has a rung."""
+        return bool(self._rungs[kind])
+
+    @cached_property
+    def _rungs(self) -> dict[Kind, dict[str, list[Item]]]:
+        return {k: _by_param(self.view, k, "grad") for k in (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD)}
+
+    def rung_events(self, kind: Kind, name: str) -> list[Item]:
+        """Return every event of ``reduced_grad`` or ``unscaled_grad``, in order of rank and event."""
+        items = self._rungs[kind].get(name, [])
+        return sorted(items, key=lambda i: (i.source.rank, i.entry.event))
+
+    def rung_copies(self, kind: Kind, name: str) -> tuple[Item, ...]:
+        """Return the last event of ``reduced_grad`` or ``unscaled_grad`` on each rank."""
+        return tuple(_latest(self._rungs[kind].get(name, [])))
+
     def rung(self, kind: Kind, name: str) -> Item | None:
         """Return the last event of ``reduced_grad`` or ``unscaled_grad``; None where the rung is absent."""
-        items = _latest(_by_param(self.view, kind, "grad").get(name, []))
-        return items[0] if items else None
+        return _first(self.rung_copies(kind, name))
+
+    def before_clip_copies(self, name: str) -> tuple[Item, ...]:
+        """Return each rank's gradient before the window's last clip event; empty where nothing clipped it."""
+        last = self.view.last_microbatch()
+        found = [i for i in self._before_clip.get(name, []) if (i.entry.microbatch or 0) >= last]
+        return tuple(_latest(found))
 
     def before_clip(self, name: str) -> Item | None:
         """Return the gradient before the window's last clip event; None where nothing clipped it."""
-        last = self.view.last_microbatch()
-        found = [i for i in self._before_clip.get(name, []) if (i.entry.microbatch or 0) >= last]
-        items = _latest(found)
-        return items[0] if items else None
+        return _first(self.before_clip_copies(name))
+
+    def consumed_copies(self, name: str) -> tuple[Item, ...]:
+        """Return what the optimizer of each rank consumed."""
+        return tuple(_latest(self._consumed.get(name, [])))
 
     def consumed(self, name: str) -> Item | None:
         """Return what the optimizer consumed."""
-        items = _latest(self._consumed.get(name, []))
-        return items[0] if items else None
+        return _first(self.consumed_copies(name))
+
+    def unclipped_copies(self, name: str) -> tuple[Item, ...]:
+        """Return each rank's gradient before clipping."""
+        return self.before_clip_copies(name) or self.consumed_copies(name)
 
     def unclipped(self, name: str) -> Item | None:
         """Return the gradient before clipping: the rung at which runs are compared as they are."""
-        return self.before_clip(name) or self.consumed(name)
+        return _first(self.unclipped_copies(name))
 
     @cached_property
     def factors(self) -> Factors | None:
@@ -132,9 +163,10 @@ class Gradients:
 
     def _local_samples(self) -> Iterator[tuple[dict[int, np.ndarray], np.ndarray]]:
         for name in self.names:
-            final, local = self.unclipped(name), self.local(name)
-            if final is None or not local:
-                continue
+            copies, local = self.unclipped_copies(name), self.local(name)
+            if not copies or not local or odd_ranks(copies):
+                continue  # where replicas disagree there is no one gradient to explain
+            final = copies[0]
             start = self.start(name)
             if any(np.any(v) for v in start.values()):  # leftovers are a regressor of their own
                 local = local | {-1 - rank: v for rank, v in start.items()}
@@ -157,8 +189,10 @@ class Gradients:
             return None if item is None else item.read().astype(np.float64)
         item = self.rung(kind, name)
         if item is not None:
-            factor = self.factor_from(kind)
-            return None if factor is None else item.read().astype(np.float64) * factor
+            value, factor = item.read().astype(np.float64), self.factor_from(kind)
+            if factor is None and not np.isfinite(value).all():
+                return value  # nothing finite measures a factor, and none would change the verdict
+            return None if factor is None else value * factor
         if kind == Kind.UNSCALED_GRAD:
             return self.canonical(Kind.REDUCED_GRAD, name)
         return self._combined_local(name)

@@ -27,7 +27,8 @@ class Comparison:
     ``load`` returns both global tensors and may raise NotComparable. ``own`` returns what remains of
     ``b - a`` after the part that the recorded inputs explain is taken away, with a per-element magnitude
     of the terms that were summed; None where no formula is known. ``magnitude`` is the norm of the terms
-    summed where that exceeds the norm of the result (cancellation).
+    summed where that exceeds the norm of the result (cancellation). ``copies_*`` are what every rank
+    holds where all should hold the same.
     """
 
     slot: Slot
@@ -41,6 +42,8 @@ class Comparison:
     own: Callable[[], Sides | None] | None = None
     magnitude_of: tuple[tuple[int | None, Slot], ...] = ()
     text: str = ""
+    copies_a: tuple[Item, ...] = ()
+    copies_b: tuple[Item, ...] = ()
 
     @property
     def same_bytes(self) -> bool:

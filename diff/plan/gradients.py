@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
-from tensortrace.diff.gradients import CLIP
+from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
-from tensortrace.diff.plan.passes import fitted_scale
+from tensortrace.diff.plan.passes import ROWS, fitted_scale
+from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.scale import effective_weights
 from tensortrace.tracer.types import ROOT, Kind
 
@@ -54,6 +55,7 @@ def _plan_weights(pair: StepPair, plan: StepPlan) -> None:
         for v in (pair.a, pair.b)
     )
     slot = Slot("train", Kind.LOSS, names[0], "weight", 0)
+    counts = _counts(pair)
 
     def load() -> Assembled:
         weights = effective_weights(
@@ -65,13 +67,24 @@ def _plan_weights(pair: StepPair, plan: StepPlan) -> None:
         owners = tuple(y for _, y in pair.pairing.pairs)
         return Assembled(*weights, owners, (1,) * len(owners))
 
-    plan.comparisons.append(Comparison(slot, None, load, by_rank(items[0]), by_rank(items[1])))
+    plan.comparisons.append(Comparison(slot, None, load, by_rank(items[0]), by_rank(items[1]), counts))
     for name in names[1:]:  # one weight per part stands for all of its terms
         plan.comparisons.append(
             Comparison(
                 slot._replace(name=name), None, load, by_rank(items[0]), by_rank(items[1]), ((None, slot),)
             )
         )
+
+
+def _counts(pair: StepPair) -> tuple[Ref, ...]:
+    """Return the counts of valid tokens, which weights are made of."""
+    found: dict[Ref, None] = {}
+    for view in (pair.a, pair.b):
+        for slot, items in view.find(Kind.LOSS, phase="train"):
+            if slot.slot == "count":
+                groups = {pair.group(i.part) for i in items if i.part is not None}
+                found |= {(group, slot._replace(call=0)): None for group in groups}
+    return tuple(found)
 
 
 class ClipEvent(NamedTuple):
@@ -126,11 +139,11 @@ def _plan_event(
     microbatch = present.microbatch if early else None
     for name in _EVENT_SLOTS:
         slot = window_slot(Kind.CLIPPED_GRAD, CLIP, name, present.call if early else number)
-        parents = _event_parents(name, slot, microbatch, present, pair)
         x, y = (e.scalars.get(name) if e else None for e in (a, b))
         if x and y:
             load = _pair_loader(x, y)
             exact = name in ("max_norm", "norm_type")
+            parents = _event_parents(name, slot, microbatch, present)
             plan.comparisons.append(Comparison(slot, microbatch, load, (x,), (y,), parents, exact=exact))
         elif x or y:
             side = "a" if x else "b"
@@ -138,19 +151,22 @@ def _plan_event(
             text = f"clipping {when} happened only in {side}"
             one = x or y
             assert one is not None
+            # one event is one finding: its norm, on which the rest depends
+            parents = () if name == "total_norm" else ((microbatch, slot._replace(slot="total_norm")),)
             plan.one_sided.append(
                 OneSided("a" if x else "b", slot, microbatch, (one,), text, diverges=True, parents=parents)
             )
 
 
-def _event_parents(
-    name: str, slot: Slot, microbatch: int | None, event: ClipEvent, pair: StepPair
-) -> tuple[Ref, ...]:
+def _event_parents(name: str, slot: Slot, microbatch: int | None, event: ClipEvent) -> tuple[Ref, ...]:
     if name == "coefficient":
         return tuple((microbatch, slot._replace(slot=s)) for s in ("total_norm", "max_norm"))
-    if name == "total_norm" and microbatch is None:
+    if name == "total_norm":
+        kind_of_norm: tuple[Ref, ...] = ((microbatch, slot._replace(slot="norm_type")),)
+        if microbatch is not None:
+            return kind_of_norm
         members = next(iter(event.scalars.values())).entry.meta.members
-        return tuple((None, window_slot(Kind.CLIPPED_GRAD, m, "before")) for m in members)
+        return (*kind_of_norm, *((None, window_slot(Kind.CLIPPED_GRAD, m, "before")) for m in members))
     return ()
 
 
@@ -184,7 +200,11 @@ def _plan_start(name: str, pair: StepPair, plan: StepPlan) -> None:
 
 def _plan_local(name: str, pair: StepPair, plan: StepPlan) -> None:
     a, b = (tuple(g.local_items(name)) for g in (pair.gradients_a, pair.gradients_b))
+    outs, ins = _module_refs(name, pair)
+    slot = window_slot(Kind.LOCAL_GRAD, name, "grad")
+    parents = ((None, ROWS), *((*outs, *ins) or _all_weights(pair)))
     if not a or not b:
+        _plan_gap(slot, a, b, parents, plan)
         return
 
     def load() -> Assembled:
@@ -194,17 +214,23 @@ def _plan_local(name: str, pair: StepPair, plan: StepPlan) -> None:
             raise NotComparable("local gradients were recorded only as window sums")
         return Assembled(x, y)
 
-    outs, ins = _module_refs(name, pair)
-    slot = window_slot(Kind.LOCAL_GRAD, name, "grad")
-    parents = (*outs, *ins) or _all_weights(pair)
     plan.comparisons.append(Comparison(slot, None, load, a, b, parents, magnitude_of=(*outs, *ins)))
+
+
+def _plan_gap(
+    slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], parents: tuple[Ref, ...], plan: StepPlan
+) -> None:
+    """Note that at most one run recorded a boundary; nothing to note where neither did."""
+    if a or b:
+        side: Literal["a", "b"] = "a" if a else "b"
+        plan.one_sided.append(OneSided(side, slot, None, a or b, f"recorded only in {side}", parents=parents))
 
 
 def part_scale(pair: StepPair) -> Callable[[Part], float]:
     """Return ρ of each part of ``b``: the weight of its tokens over their weight in ``a``."""
     if pair.scale.observed:
         return lambda part: pair.scale.by_part.get(part) or 1.0
-    fitted = 1.0 if pair.same_scheme else fitted_scale(pair)
+    fitted = 1.0 if pair.same_scheme else fitted_scale(pair) or 1.0
     return lambda part: fitted
 
 
@@ -244,11 +270,28 @@ def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: Step
     if previous.kind == Kind.LOCAL_GRAD:
         parents.append((None, previous._replace(slot="start")))
         parents += _early_clips(pair)
-    load = _canonical_loader(kind, name, pair)
+    for side, item, other in (("a", a, pair.gradients_b), ("b", b, pair.gradients_a)):
+        if item is not None and other.rung(kind, name) is None and _left_out(kind, name, other):
+            text = f"{name} has this rung only in {side}"
+            one: Literal["a", "b"] = "a" if side == "a" else "b"
+            plan.one_sided.append(
+                OneSided(one, slot, None, (item,), text, diverges=True, parents=tuple(parents))
+            )
+            return slot
     plan.comparisons.append(
-        Comparison(slot, None, load, _some(a), _some(b), tuple(parents), magnitude_of=((None, previous),))
-    )
+        Comparison(
+            slot, None, _canonical_loader(kind, name, pair), _some(a), _some(b), tuple(parents),
+            magnitude_of=((None, previous),),
+            copies_a=pair.gradients_a.rung_copies(kind, name),
+            copies_b=pair.gradients_b.rung_copies(kind, name),
+        )
+    )  # fmt: skip
     return slot
+
+
+def _left_out(kind: Kind, name: str, gradients: Gradients) -> bool:
+    """Tell whether a run should have a rung that this parameter lacks: others have it, or ranks disagree."""
+    return gradients.has_rung(kind) or bool(odd_ranks(gradients.unclipped_copies(name)))
 
 
 def _some(item: Item | None) -> tuple[Item, ...]:
@@ -285,16 +328,23 @@ def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> 
         items = _some(a.unclipped(name)), _some(b.unclipped(name))
         load = _canonical_loader(Kind.CLIPPED_GRAD, name, pair)
         plan.comparisons.append(
-            Comparison(before, None, load, *items, parents=tuple(parents), magnitude_of=((None, previous),))
-        )
+            Comparison(
+                before, None, load, *items, parents=tuple(parents), magnitude_of=((None, previous),),
+                copies_a=a.unclipped_copies(name), copies_b=b.unclipped_copies(name),
+            )
+        )  # fmt: skip
         parents = [(None, before)]
     x, y = a.consumed(name), b.consumed(name)
+    slot = window_slot(Kind.CLIPPED_GRAD, name, "grad")
     if x is None or y is None:
+        _plan_gap(slot, _some(x), _some(y), tuple(parents), plan)
         return
     magnitude = parents[0]
     events = range(max(len(final_events(v)) for v in (pair.a, pair.b)))
     parents += [(None, window_slot(Kind.CLIPPED_GRAD, CLIP, "coefficient", n)) for n in events]
-    slot = window_slot(Kind.CLIPPED_GRAD, name, "grad")
     plan.comparisons.append(
-        Comparison(slot, None, _pair_loader(x, y), (x,), (y,), tuple(parents), magnitude_of=(magnitude,))
-    )
+        Comparison(
+            slot, None, _pair_loader(x, y), (x,), (y,), tuple(parents), magnitude_of=(magnitude,),
+            copies_a=a.consumed_copies(name), copies_b=b.consumed_copies(name),
+        )
+    )  # fmt: skip

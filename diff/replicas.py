@@ -1,0 +1,45 @@
+"""Which ranks hold a copy that differs from the other ranks' copies of the same tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensortrace.diff.catalog import Item
+
+
+def odd_ranks(copies: Sequence[Item], like: Sequence[Item] = ()) -> tuple[int, ...]:
+    """Return the ranks whose copy is not the one that most ranks hold; empty where all agree.
+
+    Where no copy has a majority, the right one is that by far nearest to the tensor of ``like`` (the other
+    run's); where there is none, all ranks are odd. Empty too where the shards say that these are no replicas.
+    """
+    if any(p.kind != "replicate" for i in copies if i.entry.shard for p in i.entry.shard.placements):
+        return ()
+    often = Counter(item.entry.digest for item in copies)
+    if len(often) < 2:
+        return ()
+    most = max(often.values())
+    leaders = [d for d, count in often.items() if count == most]
+    right = leaders[0] if len(leaders) == 1 else _nearest(copies, leaders, like)
+    return tuple(sorted(item.source.rank for item in copies if item.entry.digest != right))
+
+
+_BY_FAR = 10.0
+
+
+def _nearest(copies: Sequence[Item], digests: Sequence[str], like: Sequence[Item]) -> str | None:
+    first = {d: next(i for i in copies if i.entry.digest == d) for d in digests}
+    if not like or any(i.entry.local_shape != like[0].entry.local_shape for i in first.values()):
+        return None
+    wanted = like[0].read().astype(np.float64)
+    found = sorted((_distance(item.read(), wanted), digest) for digest, item in first.items())
+    return found[0][1] if found[0][0] * _BY_FAR < found[1][0] else None
+
+
+def _distance(value: np.ndarray, wanted: np.ndarray) -> float:
+    with np.errstate(invalid="ignore"):
+        found = float(np.linalg.norm(value.astype(np.float64) - wanted))
+    return found if np.isfinite(found) else np.inf
