@@ -101,6 +101,7 @@ def judge_model(found: Measured, eps: float, agreeing: Sequence[Error], *, noise
 def judge_own(own: np.ndarray, size: np.ndarray, eps: float) -> Judgement:
     """Judge what the recorded inputs of an update do not explain, element by element."""
     delta, scale = np.abs(np.ravel(own)), np.ravel(size)
+    scale = np.where(np.isfinite(scale), scale, 0.0)
     typical = float(np.sqrt(np.mean(scale**2))) if scale.size else 0.0
     relative = delta / np.maximum(np.maximum(scale, 0.0), 1e-3 * typical + 1e-300)
     worst = float(relative.max()) if relative.size else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -59,7 +60,11 @@ def _comparison(
 ) -> Comparison:
     x, y = replica(a), replica(b)
     exact = all(is_exact(i.entry.dtype) for i in (x, y)) or slot.slot == "step"
-    return Comparison(slot, None, partial(_load, x, y), (x,), (y,), parents, earlier, exact)
+    copies_a, copies_b = ((), ()) if slot.kind == Kind.BUFFER else (a, b)
+    return Comparison(
+        slot, None, partial(_load, x, y), (x,), (y,), parents, earlier, exact,
+        copies_a=copies_a, copies_b=copies_b,
+    )  # fmt: skip
 
 
 def _load(x: Item, y: Item) -> Assembled:
@@ -91,10 +96,7 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
         )
         return
     plain = _comparison(slot, a, b, parents, earlier)
-    own = _own_error(slot, pair)
-    plan.comparisons.append(
-        Comparison(slot, None, plain.load, plain.items_a, plain.items_b, parents, earlier, plain.exact, own)
-    )
+    plan.comparisons.append(replace(plain, own=_own_error(slot, pair)))
 
 
 def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
@@ -128,6 +130,7 @@ def _group_slots(name: str, call: int, pair: StepPair) -> list[Slot]:
         for slot, items in view.find(Kind.SCHEDULE):
             if slot.call == call and any(name in i.entry.meta.members for i in items):
                 found[slot] = None
+                found[slot._replace(slot="members")] = None
     return list(found)
 
 
@@ -146,21 +149,37 @@ def _own_error(slot: Slot, pair: StepPair) -> Callable[[], Sides | None] | None:
             if expected is None:
                 return None
             actual = replica(view.items[slot]).read().astype(np.float64)
-            change = np.abs(expected - inputs.param) if slot.kind == Kind.PARAM else np.zeros(())
-            sides.append((actual - expected, np.abs(actual) + change + _summed(slot, inputs)))
+            sides.append((_unexplained(actual, expected), np.fmax(np.abs(actual), _terms(slot, inputs))))
         (error_a, size_a), (error_b, size_b) = sides
-        return error_b - error_a, size_a + size_b
+        return error_b - error_a, np.fmax(size_a, size_b)  # an element that is NaN in one run is so large
 
     return own
 
 
-def _summed(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
+def _unexplained(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return actual − expected; 0 where the formula says as well that the element is not finite."""
+    with np.errstate(invalid="ignore"):
+        difference = np.asarray(actual - expected)
+    return np.where(np.isfinite(actual) | np.isfinite(expected), difference, 0.0)
+
+
+def _terms(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
     """Return the magnitude of the terms that an element of the result sums."""
     if slot.kind == Kind.PARAM:
-        return np.asarray(np.abs(inputs.param))
-    gradient = np.abs(inputs.gradient)
-    term = gradient**2 if slot.slot.endswith("_sq") else gradient
-    return np.asarray(np.abs(inputs.before.get(slot.slot, np.zeros(()))) + term)
+        change = predict_param(inputs)
+        assert change is not None  # it was predicted before
+        return np.asarray(np.abs(inputs.param) + np.abs(change - inputs.param))
+    sizes = UpdateInputs(  # the formula of the magnitudes is the magnitude of its terms
+        optimizer=inputs.optimizer,
+        param=np.abs(inputs.param),
+        gradient=np.abs(inputs.gradient),
+        before={k: np.abs(v) for k, v in inputs.before.items()},
+        after=inputs.after,
+        hypers={**inputs.hypers, "maximize": 0.0},
+    )
+    terms = predict_state(sizes, slot.slot)
+    assert terms is not None
+    return terms
 
 
 def update_inputs(name: str, view: StepView, before: StepView) -> UpdateInputs | None:
