@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -98,6 +99,28 @@ class Catalog:
     def has_init(self) -> bool:
         """Tell whether the state before the first step was recorded."""
         return INIT_STEP in self._by_step
+
+    def cut_at(self, step: int) -> bool:
+        """Tell whether some rank's recording ended before the end of a step."""
+        return self._first_cut is not None and step >= self._first_cut
+
+    @cached_property
+    def _first_cut(self) -> int | None:
+        manifests = [r.manifest for r in self.trace.ranks]
+        world = max((m.world_size for m in manifests if m), default=len(manifests))
+        if world > len(manifests):
+            return INIT_STEP
+        last = [
+            max((e.step for e in r.entries), default=INIT_STEP)
+            for r in self.trace.ranks
+            if not (r.manifest and r.manifest.ended == "finished")
+        ]
+        return min(last, default=None)
+
+    @cached_property
+    def lossy(self) -> bool:
+        """Tell whether some rank dropped boundaries that were promised."""
+        return any(r.manifest.drops.count for r in self.trace.ranks if r.manifest)
 
     def promised(self, kind: Kind, name: str, step: int) -> bool:
         """Tell whether the recording selected such a boundary; true where nothing is known of it."""

@@ -13,10 +13,11 @@ from msgspec import Struct
 
 from tensortrace.diff.catalog import EVIDENCE_KINDS, Catalog, Slot, StepView
 from tensortrace.diff.causality import Node
+from tensortrace.diff.excuses import excused
 from tensortrace.diff.execute import Execution
 from tensortrace.diff.plan.comparison import StepPair, StepPlan
 from tensortrace.diff.plan.gradients import plan_gradients
-from tensortrace.diff.plan.passes import plan_passes
+from tensortrace.diff.plan.passes import plan_passes, plan_rows
 from tensortrace.diff.plan.state import plan_init, plan_state
 from tensortrace.diff.result import Result
 from tensortrace.diff.rows import read_batch
@@ -160,7 +161,11 @@ def _execute(
     if alignment.with_init:
         plan = StepPlan(INIT_STEP)
         plan_init(state_a, state_b, plan)
-        execution.run(_selected(plan, options), None, StepPair(state_a, state_b, state_a, state_b))
+        execution.run(
+            _selected(excused(plan, a, b, offset), options),
+            None,
+            StepPair(state_a, state_b, state_a, state_b),
+        )
         previous = INIT_STEP
         if execution.outcomes:
             return ["stopped at init: the runs do not start from the same state"]
@@ -168,11 +173,8 @@ def _execute(
         view_a, view_b = a.view(step), b.view(step - offset)
         pair_ = StepPair(view_a, view_b, state_a, state_b)
         plan = StepPlan(step)
-        if _plan_rows(pair_, plan):
-            plan_passes(pair_, plan)
-        plan_gradients(pair_, plan)
-        plan_state(pair_, plan)
-        execution.run(_selected(plan, options), previous, pair_)
+        _plan_step(pair_, plan, whole=not (a.cut_at(step) or b.cut_at(step - offset)))
+        execution.run(_selected(excused(plan, a, b, offset), options), previous, pair_)
         notes += plan.notes
         if progress:
             progress(number + 1, len(alignment.steps))
@@ -184,13 +186,24 @@ def _execute(
     return list(dict.fromkeys(notes))
 
 
-def _plan_rows(pair_: StepPair, plan: StepPlan) -> bool:
-    """Note how rows were paired; return whether passes can be compared."""
-    pairing = pair_.pairing
+_BY_ROWS = frozenset({Kind.INPUT, Kind.ACTIVATION})
+"""Kinds that can be compared where only some parts of a batch were recorded."""
+
+
+def _plan_step(pair_: StepPair, plan: StepPlan, *, whole: bool) -> None:
+    """Plan one step; of one that a rank did not finish only what is compared row by row."""
     plan.notes += [*pair_.batch_a.notes, *pair_.batch_b.notes]
-    if pairing.by_order:
+    if pair_.pairing.by_order:
         plan.notes.append("some rows did not match by content and were paired by order")
-    return True
+    plan_passes(pair_, plan)
+    if not whole:
+        plan.notes.append(f"step {plan.step} is not whole: only its rows are compared")
+        plan.comparisons = [c for c in plan.comparisons if c.slot.kind in _BY_ROWS]
+        plan.one_sided = [o for o in plan.one_sided if o.slot.kind in _BY_ROWS]
+        return
+    plan_rows(pair_, plan)
+    plan_gradients(pair_, plan)
+    plan_state(pair_, plan)
 
 
 def _carried(before: StepView, view: StepView) -> StepView:

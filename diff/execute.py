@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled, NotComparable
-from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.catalog import StepView
 from tensortrace.diff.causality import Graph, Node
-from tensortrace.diff.compare import EPS, measure
+from tensortrace.diff.compare import EPS, is_exact, measure
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps
+from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.scale import WEIGHT_TOLERANCE
 from tensortrace.diff.tolerance import (
     Error,
     Measured,
+    inherited,
     judge_exact,
     judge_floor,
     judge_model,
@@ -26,16 +29,15 @@ from tensortrace.diff.tolerance import (
 )
 from tensortrace.tracer.types import Kind
 
-_REPLICAS = frozenset(
-    {Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD, Kind.OPTIMIZER_STATE, Kind.PARAM}
-)
 _BYTES_SUFFICE = frozenset(
     {
         Kind.INPUT,
         Kind.ACTIVATION,
+        Kind.CLIPPED_GRAD,
         Kind.SCHEDULE,
+        Kind.OPTIMIZER_STATE,
+        Kind.PARAM,
         Kind.BUFFER,
-        *(_REPLICAS - {Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD}),
     }
 )
 _PASS_KINDS = frozenset({Kind.ACTIVATION, Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
@@ -55,6 +57,7 @@ class Outcome:
     text: str
     assembled: Assembled | None = None
     pair: StepPair | None = None
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass
@@ -98,14 +101,10 @@ class Execution:
                 self.errors[node] = Error(math.inf, math.inf, diverges=True)
             else:
                 self.gaps.append((node, entry))
+                self._pass_on(node)
             return
-        odd = _odd_ranks(entry.slot, pair.b) if entry.slot.kind in _REPLICAS else ()
-        if odd and not _odd_ranks(entry.slot, pair.a):
-            ranks = ", ".join(map(str, odd))
-            text = f"replicas disagree in b: rank {ranks} differs from rank {_first_rank(pair.b)}"
-            judgement = judge_exact(Metrics(elements=0, equal=False, rel_l2=math.inf))
-            self._tell(Outcome(node, entry, self._role(node, own=False), None, judgement, text, None, pair))
-            self.errors[node] = Error(math.inf, math.inf, diverges=True)
+        if odd_ranks(entry.copies_b) and not odd_ranks(entry.copies_a):
+            self._tell_disagreement(node, entry, pair)
             return
         if entry.same_bytes and entry.slot.kind in _BYTES_SUFFICE:
             self._note_equal(node, entry)
@@ -115,6 +114,24 @@ class Execution:
             self._compare(node, entry, loaded, pair, eps)
         except NotComparable as reason:
             self.not_comparable.append((node, str(reason)))
+            self._pass_on(node)
+
+    def _pass_on(self, node: Node) -> None:
+        """Let what a boundary that could not be judged was computed from speak for it to its children."""
+        parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
+        known = inherited(parents)
+        self.errors[node] = Error(known.rel, known.peak, diverges=any(p.diverges for p in parents))
+
+    def _tell_disagreement(self, node: Node, entry: Comparison, pair: StepPair) -> None:
+        odd = odd_ranks(entry.copies_b, like=entry.items_a)
+        ranks = ", ".join(map(str, odd))
+        others = ", ".join(str(i.source.rank) for i in entry.copies_b if i.source.rank not in odd)
+        differs = f"differs from rank {others}" if others else "each hold another value"
+        text = f"replicas disagree in b: rank {ranks} {differs}"
+        judgement = judge_exact(Metrics(elements=0, equal=False, rel_l2=math.inf))
+        role = self._role(node, own=False)
+        self._tell(Outcome(node, entry, role, None, judgement, text, None, pair, odd))
+        self.errors[node] = Error(math.inf, math.inf, diverges=True)
 
     def _note_equal(self, node: Node, entry: Comparison) -> None:
         stats = entry.items_a[0].entry.stats
@@ -122,7 +139,8 @@ class Execution:
         shape = entry.items_a[0].entry.local_shape
         self._count(node, equal=True)
         self.errors[node] = Error(norm=norm)
-        self.row_norms[node] = norm / math.sqrt(max(math.prod(shape[:-1]), 1))
+        lookup = is_exact(entry.items_a[0].entry.dtype)  # ids select rows: each contributes once
+        self.row_norms[node] = 1.0 if lookup else norm / math.sqrt(max(math.prod(shape[:-1]), 1))
 
     def _count(self, node: Node, *, equal: bool) -> None:
         self.compared[node.slot.kind] = self.compared.get(node.slot.kind, 0) + 1
@@ -142,15 +160,15 @@ class Execution:
         measured = Measured(metrics, 0.0 if metrics.equal else measure_peak(a, b, terms), terms)
         self._count(node, equal=metrics.equal)
         self._remember(node, measured, a)
-        judgement, own = self._judge(node, entry, measured, eps)
+        judgement, origin = self._judge(node, entry, measured, eps)
         self.judged.append((node, judgement))
         if judgement.ratio <= 1:
             return
-        self.errors[node] = Error(
-            self.errors[node].rel, self.errors[node].peak, self.errors[node].norm, diverges=True
-        )
-        role = self._role(node, own=own)
-        if role == "receiver" and self._beyond(node, measured, eps):
+        error = self.errors[node]
+        rel = math.inf if entry.exact else error.rel  # how far ids or settings are apart bounds nothing
+        self.errors[node] = Error(rel, error.peak, error.norm, diverges=True)
+        role = self._role(node, own=origin == "own")
+        if role == "receiver" and origin != "inputs" and self._beyond(node, measured, eps):
             role = "further"
         kept = loaded if role == "origin" else None  # receivers are many: their tensors are let go
         self._tell(Outcome(node, entry, role, metrics, judgement, _describe(metrics, judgement), kept, pair))
@@ -162,7 +180,8 @@ class Execution:
         rel = error / size if size else (0.0 if metrics.equal else math.inf)
         self.errors[node] = Error(rel, measured.peak, size)
         rows = math.prod(a.shape[:-1]) if a.ndim > 1 else 1
-        self.row_norms[node] = (metrics.norm_a or 0.0) / math.sqrt(max(rows, 1))
+        lookup = a.dtype.kind in "iub"
+        self.row_norms[node] = 1.0 if lookup else (metrics.norm_a or 0.0) / math.sqrt(max(rows, 1))
 
     def _eps(self, entry: Comparison, run_eps: float) -> float:
         if entry.exact:
@@ -176,26 +195,26 @@ class Execution:
             return max(eps, EPS["float32"])
         return eps
 
-    def _judge(self, node: Node, entry: Comparison, measured: Measured, eps: float) -> tuple[Judgement, bool]:
-        """Return the judgement, and whether the error is the boundary's own whatever its parents did."""
+    def _judge(
+        self, node: Node, entry: Comparison, measured: Measured, eps: float
+    ) -> tuple[Judgement, Literal["own", "inputs", "unknown"]]:
+        """Return the judgement, and where the error comes from as far as a formula can tell."""
         if self.exact or entry.exact or not eps:
-            return judge_exact(measured.metrics), False
+            return judge_exact(measured.metrics), "unknown"
         floors = self.floors.get(node, ())
         if floors and max(floors) > 0:
-            return judge_floor(measured, floors), False
+            return judge_floor(measured, floors), "unknown"
         parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
         agreeing = [e for e in parents if not e.diverges]
         noise = WEIGHT_TOLERANCE if node.slot.slot == "weight" else 0.0
         plain = judge_model(measured, eps, agreeing, noise=noise)
         sides = entry.own() if entry.own else None
         if sides is None:
-            return plain, False
+            return plain, "unknown"
         own = judge_own(*sides, eps)
         if own.ratio > 1:
-            return own, True
-        if any(e.diverges for e in parents):
-            return plain, False
-        return own, False
+            return own, "own"
+        return (plain if any(e.diverges for e in parents) else own), "inputs"
 
     def _beyond(self, node: Node, measured: Measured, eps: float) -> bool:
         """Tell whether a divergence exceeds what its diverging inputs may be amplified to."""
@@ -247,29 +266,9 @@ def _compute_eps(view: StepView) -> float:
     return max(found, default=0.0)
 
 
-def _odd_ranks(slot: Slot, view: StepView) -> tuple[int, ...]:
-    """Return the ranks whose replica differs from the lowest rank's, at the last event of each rank."""
-    last: dict[int, Item] = {}
-    for item in view.items.get(slot, ()):
-        shard = item.entry.shard
-        if shard and any(p.kind != "replicate" for p in shard.placements):
-            return ()
-        if slot.kind != Kind.CLIPPED_GRAD or slot.slot != "grad" or item.entry.microbatch is None:
-            last[item.source.rank] = item
-    digests = {rank: item.entry.digest for rank, item in last.items()}
-    if not digests:
-        return ()
-    reference = digests[min(digests)]
-    return tuple(sorted(rank for rank, digest in digests.items() if digest != reference))
-
-
-def _first_rank(view: StepView) -> int:
-    return min((item.source.rank for items in view.items.values() for item in items), default=0)
-
-
 def _describe(metrics: Metrics, judgement: Judgement) -> str:
-    if metrics.nonfinite_a != metrics.nonfinite_b:
-        return f"{metrics.nonfinite_b} non-finite elements in b, {metrics.nonfinite_a} in a"
     if metrics.elements == 1 and metrics.max_abs_a is not None:
         return f"{metrics.max_abs_b:.9g} in b, {metrics.max_abs_a:.9g} in a"
+    if metrics.nonfinite_a != metrics.nonfinite_b:
+        return f"{metrics.nonfinite_b} non-finite elements in b, {metrics.nonfinite_a} in a"
     return f"relative L2 error {metrics.rel_l2:.3g}; {judgement.reason}"

@@ -76,7 +76,7 @@ def _finding(outcome: Outcome, role: str, execution: Execution) -> Finding:
     return Finding(
         where=where(outcome.node),
         role="origin" if role == "origin" else "receiver",
-        ranks=_ranks(outcome, items),
+        ranks=outcome.ranks or _ranks(outcome, items),
         text=text,
         metrics=outcome.metrics,
         judgement=outcome.judgement,
@@ -119,7 +119,7 @@ def _ranks(outcome: Outcome, items: Sequence[Item]) -> tuple[int, ...]:
         )
         start += length
     worst = max(error.values(), default=0.0)
-    held = [rank for rank, value in error.items() if value > 1e-2 * worst]
+    held = [rank for rank, value in error.items() if value > 1e-2 * worst or value == worst > 0]
     return tuple(sorted(held, key=lambda rank: (-error[rank], rank))) or everyone
 
 
@@ -210,7 +210,7 @@ def _coverage(
         if not entry.diverges:
             groups[(entry.side, node.slot.kind, entry.reason, _counts(node, entry, a, b))].append(node)
     for node, reason in execution.not_comparable:
-        groups[("both", node.slot.kind, reason, True)].append(node)
+        groups[("both", node.slot.kind, reason, _needs_met(node, a, b, offset))].append(node)
     missing = [
         Missing(
             side="a" if side == "a" else "b" if side == "b" else "both",
@@ -245,6 +245,19 @@ def _counts(node: Node, entry: OneSided, a: Catalog, b: Catalog) -> bool:
     """Tell whether a one-sided boundary was promised by the side that lacks it."""
     lacking = b if entry.side == "a" else a
     return entry.counts and lacking.promised(node.slot.kind, node.slot.name, node.step)
+
+
+_GRADIENTS = frozenset({Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
+
+
+def _needs_met(node: Node, a: Catalog, b: Catalog, offset: int) -> bool:
+    """Tell whether both runs promised what bringing a boundary to one order and scale takes."""
+    needs = {node.slot.kind, Kind.INPUT}
+    if node.slot.kind in _GRADIENTS | {Kind.ACTIVATION_GRAD} or node.slot.slot == "weight":
+        needs |= {Kind.LOSS, Kind.LOCAL_GRAD, Kind.CLIPPED_GRAD}
+    return all(
+        c.promised(k, node.slot.name, s) for k in needs for c, s in ((a, node.step), (b, node.step - offset))
+    )
 
 
 def _lost_steps(a: Catalog, b: Catalog, steps: Sequence[int], offset: int) -> list[Missing]:

@@ -1,0 +1,31 @@
+"""Tells a defect from a gap: what a run never promised, or lost with a rank, is no divergence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tensortrace.diff.catalog import Catalog
+from tensortrace.diff.plan.comparison import OneSided, StepPlan
+from tensortrace.tracer.types import INIT_STEP
+
+
+def excused(plan: StepPlan, a: Catalog, b: Catalog, offset: int) -> StepPlan:
+    """Return a plan in which what one run could not or should not hold is a gap in coverage.
+
+    ``offset`` is what to subtract from a's step number to get b's.
+    """
+    step_b = INIT_STEP if plan.step == INIT_STEP else plan.step - offset
+    step_a = offset - 1 if plan.step == INIT_STEP and offset else plan.step
+    found = []
+    for entry in plan.one_sided:
+        lacking, step = (b, step_b) if entry.side == "a" else (a, step_a)
+        found.append(_excused(entry, lacking, step) if entry.diverges else entry)
+    return StepPlan(plan.step, plan.comparisons, found, plan.notes)
+
+
+def _excused(entry: OneSided, lacking: Catalog, step: int) -> OneSided:
+    """Return a divergence as a gap where the run that lacks the boundary has a reason to."""
+    expected = lacking.promised(entry.slot.kind, entry.slot.name, step)
+    if expected and not lacking.cut_at(step) and not lacking.lossy:
+        return entry
+    return replace(entry, diverges=False)
