@@ -103,7 +103,22 @@ def diff(a: Path, b: Path, *options: str) -> Diffed:
     """Diff two traces; ``a`` is the reference."""
     done = run([str(BIN / "trace"), "diff", str(a), str(b), "--json", "-", *options])
     assert done.exit_code in {0, 1}, done.errors
-    return Diffed(done.exit_code, msgspec.json.decode(done.output, type=Result))
+    return Diffed(done.exit_code, _typed(msgspec.json.decode(done.output, type=dict[str, object])))
+
+
+def _typed(document: dict[str, object]) -> Result:
+    """Return a result as Python has it: JSON holds the key of a finding flat, beside its other fields."""
+
+    def nested(finding: dict[str, object]) -> dict[str, object]:
+        key = {name: finding.pop(name) for name in ("step", "microbatch", "kind", "name", "slot", "call")}
+        finding.pop("rel_l2")
+        return finding | {"where": key}
+
+    for part in ("origins", "receivers"):
+        document[part] = [nested(f) for f in msgspec.convert(document[part], list[dict[str, object]])]
+    if document["first_divergent"] is not None:
+        document["first_divergent"] = nested(msgspec.convert(document["first_divergent"], dict[str, object]))
+    return msgspec.convert(document, Result)
 
 
 def have(program: str) -> bool:
