@@ -175,10 +175,7 @@ class Execution:
 
     def _remember(self, node: Node, measured: Measured, a: np.ndarray) -> None:
         metrics = measured.metrics
-        size = max(metrics.norm_a or 0.0, measured.terms)
-        error = metrics.abs_l2 or 0.0
-        rel = error / size if size else (0.0 if metrics.equal else math.inf)
-        self.errors[node] = Error(rel, measured.peak, size)
+        self.errors[node] = Error(measured.error, measured.peak, measured.size)
         rows = math.prod(a.shape[:-1]) if a.ndim > 1 else 1
         lookup = a.dtype.kind in "iub"
         self.row_norms[node] = 1.0 if lookup else (metrics.norm_a or 0.0) / math.sqrt(max(rows, 1))
@@ -202,10 +199,10 @@ class Execution:
         if self.exact or entry.exact or not eps:
             return judge_exact(measured.metrics), "unknown"
         floors = self.floors.get(node, ())
-        if floors and max(floors) > 0:
-            return judge_floor(measured, floors), "unknown"
         parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
         agreeing = [e for e in parents if not e.diverges]
+        if floors and max(floors) > 0:
+            return judge_floor(measured, floors, agreeing), "unknown"
         noise = WEIGHT_TOLERANCE if node.slot.slot == "weight" else 0.0
         plain = judge_model(measured, eps, agreeing, noise=noise)
         sides = entry.own() if entry.own else None

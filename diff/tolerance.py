@@ -50,6 +50,17 @@ class Measured:
     peak: float
     terms: float
 
+    @property
+    def size(self) -> float:
+        """The norm that errors are relative to: of the terms summed, at least of the result."""
+        return max(self.metrics.norm_a or 0.0, self.terms)
+
+    @property
+    def error(self) -> float:
+        """L2 error relative to ``size``."""
+        absolute = self.metrics.abs_l2 or 0.0
+        return absolute / self.size if self.size else math.inf if absolute else 0.0
+
 
 def measure_peak(a: np.ndarray, b: np.ndarray, terms: float) -> float:
     """Return the worst |b−a| over the greater of |a| and the typical magnitude of the terms summed."""
@@ -77,8 +88,7 @@ def inherited(parents: Sequence[Error]) -> Error:
 def judge_model(found: Measured, eps: float, agreeing: Sequence[Error], *, noise: float = 0.0) -> Judgement:
     """Judge by the error model; ``noise`` is an extra relative allowance (a measured factor's precision)."""
     metrics, base = found.metrics, inherited(agreeing)
-    size = max(metrics.norm_a or 0.0, found.terms)
-    error = (metrics.abs_l2 or 0.0) / size if size else (math.inf if metrics.abs_l2 else 0.0)
+    size, error = found.size, found.error
     allowed = OWN * eps + AMPLIFY * base.rel + noise
     tests = [
         ("relative L2 error", error, allowed),
@@ -126,13 +136,21 @@ def judge_exact(metrics: Metrics, *, policy: str = "exact") -> Judgement:
     )
 
 
-def judge_floor(found: Measured, floors: Sequence[float]) -> Judgement:
-    """Judge by the ratio to the greatest error that identical code showed at this boundary."""
+def judge_floor(found: Measured, floors: Sequence[float], agreeing: Sequence[Error]) -> Judgement:
+    """Judge by the ratio to the greatest error that identical code showed at this boundary.
+
+    A few runs may by luck agree in a single number, such as a norm, and in all that it scales: what the
+    boundary's agreeing inputs were measured to differ by in this comparison is allowed as well.
+    """
     floor, runs = max(floors), len(floors)
     factor = FLOOR_RATIO.get(runs, 3.0)
-    error = found.metrics.rel_l2 or 0.0
-    allowed = factor * floor
-    reason = f"{error / floor:.3g} times the floor of {runs} run(s), {factor:g} is still noise"
+    error = found.error
+    inputs = sum(min(e.rel, 1e6) for e in agreeing)  # noise of one run is not independent
+    allowed = max(factor * floor, inputs)
+    reason = (
+        f"{error / floor:.3g} times the floor of {runs} run(s), {factor:g} is still noise "
+        f"(inputs' own error {inputs:.2g})"
+    )
     return Judgement(
         policy="floor", allowed=allowed, error=error, ratio=_ratio(error, allowed), reason=reason,
         power_incoherent=allowed, floor_runs=runs,
