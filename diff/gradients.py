@@ -101,6 +101,14 @@ class Gradients:
             total = value if total is None else total + value
         return total
 
+    def by_microbatch(self, name: str) -> dict[int, np.ndarray]:
+        """Return the local gradient of each microbatch, summed over ranks."""
+        sums: dict[int, np.ndarray] = {}
+        for item in self._parts.get(name, []):
+            number, value = item.entry.microbatch or 0, item.read().astype(np.float64)
+            sums[number] = sums[number] + value if number in sums else value
+        return sums
+
     def start_items(self, name: str) -> tuple[Item, ...]:
         """Return the entries of ``.grad`` as each rank found it when the window's first backward began."""
         return tuple(_latest(self._start.get(name, [])))

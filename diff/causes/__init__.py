@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 from tensortrace.diff.catalog import Catalog
-from tensortrace.diff.causes import clip, inputs, scale, schedule, values
+from tensortrace.diff.causes import (
+    boundary,
+    clip,
+    init,
+    inputs,
+    optimizer,
+    reduction,
+    scale,
+    schedule,
+    values,
+)
 from tensortrace.diff.causes.case import Case, Detector, settle
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.result import Cause
 
 DETECTORS: tuple[Detector, ...] = (
     inputs.different_rows,
-    values.init_differs,
-    values.lost_moment,
-    values.not_zeroed,
+    inputs.different_targets,
+    init.init_differs,
+    optimizer.lost_moment,
+    optimizer.param_frozen,
+    optimizer.step_counter,
+    reduction.not_zeroed,
+    reduction.missing,
+    reduction.double,
+    reduction.dropped_microbatch,
+    reduction.replica_disagrees,
+    values.nonfinite,
+    values.zero,
+    values.sign,
+    values.offset,
+    values.rounded,
     values.not_updated,
     scale.token_ratio,
     scale.common_factor,
@@ -23,6 +45,7 @@ DETECTORS: tuple[Detector, ...] = (
     clip.skipped,
     clip.wrong_norm,
     clip.total_norm,
+    boundary.missing,
 )
 """All detectors; a new cause is one function in a file of its family and one line here."""
 
@@ -30,7 +53,7 @@ DETECTORS: tuple[Detector, ...] = (
 def name_causes(
     origin: Outcome, execution: Execution, a: Catalog, b: Catalog, offset: int
 ) -> tuple[Cause, ...]:
-    """Return the tested causes of an origin: by residual, then by simplicity."""
+    """Return the tested causes of an origin, the simplest first."""
     siblings = tuple(o for o in execution.outcomes if _beside(o, origin))
     case = Case(origin, siblings, execution, a, b, offset)
     accepted = []
@@ -38,8 +61,8 @@ def name_causes(
         for proposal in detector(case):
             cause = settle(case, proposal)
             if cause is not None:
-                accepted.append((cause.residual_after > case.floor, proposal.simplicity, number, cause))
-    return tuple(cause for *_, cause in sorted(accepted, key=lambda e: e[:3]))
+                accepted.append((proposal.simplicity, number, cause))
+    return tuple(cause for *_, cause in sorted(accepted, key=lambda e: e[:2]))
 
 
 def _beside(outcome: Outcome, origin: Outcome) -> bool:

@@ -9,11 +9,13 @@ from functools import cached_property
 
 import numpy as np
 
-from tensortrace.diff.catalog import Catalog, StepView
+from tensortrace.diff.catalog import Catalog, Item, StepView
+from tensortrace.diff.compare import EPS
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.plan.comparison import OneSided, StepPair
 from tensortrace.diff.result import Cause
-from tensortrace.tracer.types import INIT_STEP
+from tensortrace.diff.tolerance import AMPLIFY, OWN
+from tensortrace.tracer.types import INIT_STEP, Kind
 
 EXACT_FLOOR = 1e-12
 """Residual at which exactly compared values count as explained (they are float64 or integers)."""
@@ -67,6 +69,21 @@ class Case:
         """Number of microbatches in a window of ``b``."""
         return self.pair.b.last_microbatch() + 1
 
+    def gradient_floor(self, tensors: Sequence[Item]) -> float:
+        """Return the relative error by which correct gradients of this step may differ.
+
+        Their dtypes' round-off, and what the step's agreeing gradients were measured to differ by.
+        """
+        eps = max((EPS.get(item.entry.dtype, 0.0) for item in tensors), default=0.0)
+        kinds = (Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.CLIPPED_GRAD)
+        step = self.origin.node.step
+        errors = (
+            e.rel
+            for n, e in self.execution.errors.items()
+            if n.step == step and n.slot.kind in kinds and not e.diverges
+        )
+        return AMPLIFY * (OWN * eps + max(errors, default=0.0))
+
     def views(self) -> Sequence[tuple[StepView, StepView]]:
         """Return the views of all steps that both runs have, in order, ``init`` excluded."""
         steps = [s for s in self.a.steps if s - self.offset in self.b.steps]
@@ -78,7 +95,8 @@ class Proposal:
     """A hypothesis: what ``b`` would be if the mistake were made in ``a``, tensor by tensor.
 
     ``mistaken`` and ``actual`` are aligned; ``reference`` is what ``a`` has instead. ``simplicity`` breaks
-    ties between equally good explanations: lower is simpler.
+    ties between equally good explanations: lower is simpler. ``floor`` is the round-off of applying the
+    mistake, where the origin itself was compared exactly or has no counterpart.
     """
 
     code: str
@@ -90,6 +108,7 @@ class Proposal:
     equals: str | None = None
     evidence: tuple[str, ...] = ()
     simplicity: int = 0
+    floor: float = 0.0
 
 
 Detector = Callable[[Case], "Sequence[Proposal]"]
@@ -99,7 +118,8 @@ def settle(case: Case, proposal: Proposal) -> Cause | None:
     """Test a proposal; return it as a cause if it brings the residual down to the floor, else None."""
     before = _distance(proposal.reference, proposal.actual)
     after = _distance(proposal.mistaken, proposal.actual)
-    if not after <= max(case.floor, EXACT_FLOOR) or not after < 0.5 * before:
+    floor = max(case.floor, proposal.floor)
+    if not after <= floor or not after < 0.5 * before:
         return None
     return Cause(
         code=proposal.code,
@@ -108,7 +128,7 @@ def settle(case: Case, proposal: Proposal) -> Cause | None:
         equals=proposal.equals,
         residual_before=before,
         residual_after=after,
-        floor=case.floor,
+        floor=floor,
         evidence=proposal.evidence,
     )
 
@@ -119,8 +139,18 @@ def _distance(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> f
     for x, y in zip(expected, actual, strict=True):
         if np.shape(x) != np.shape(y):
             return math.inf
-        error += float(np.sum((np.asarray(y, np.float64) - np.asarray(x, np.float64)) ** 2))
-        size += float(np.sum(np.asarray(y, np.float64) ** 2))
+        left, right = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        differ = ~((left == right) | (np.isnan(left) & np.isnan(right)))
+        if not (np.isfinite(left[differ]).all() and np.isfinite(right[differ]).all()):
+            return math.inf
+        error += float(np.sum((right[differ] - left[differ]) ** 2))
+        size += float(np.sum(right[np.isfinite(right)] ** 2))
     if not error:
         return 0.0
     return math.sqrt(error / size) if size else math.inf
+
+
+def told(code: str, text: str, count: int, equals: str, *, simplicity: int = 0) -> Proposal:
+    """Return a proposal whose evidence is a count, compared exactly: undoing it leaves nothing."""
+    number, none = np.array(float(count)), np.array(0.0)
+    return Proposal(code, text, [number], [number], [none], float(count), equals, simplicity=simplicity)

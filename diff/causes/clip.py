@@ -43,28 +43,38 @@ def before_accumulation(case: Case) -> Sequence[Proposal]:
             [y.read() for _, _, y in kept],
             float(len(events)),
             "clip events in the middle of the window",
+            floor=case.gradient_floor([x for _, x, _ in kept]),
         ),
     )
 
 
 def _clipped_as_it_went(gradients: Gradients, view: StepView) -> tuple[list[str], list[np.ndarray]] | None:
     """Return each parameter's gradient if it is clipped after every microbatch as the events say."""
-    coefficient = {
-        e.microbatch: _scalar(e.scalars.get("coefficient"))
-        for e in (*early_events(view), *final_events(view))
-    }
+    coefficients = _coefficients(view)
     total: dict[str, np.ndarray] = {}
     names = [n for n in gradients.names if gradients.local_items(n)]
     ranks = {i.source.rank for n in names for i in gradients.local_items(n)}
-    for microbatch in range(view.last_microbatch() + 1):
-        for name in names:
-            for item in gradients.local_items(name):
-                if item.entry.microbatch == microbatch:
-                    share = item.read().astype(np.float64) / len(ranks)
-                    total[name] = total[name] + share if name in total else share
-        for name in total:
-            total[name] = total[name] * coefficient.get(microbatch, 1.0)
+    for name in names:
+        for rank in sorted(ranks):  # a rank's own gradient may be clipped before it is reduced
+            share = np.zeros(())
+            mine = {i.entry.microbatch: i for i in gradients.local_items(name) if i.source.rank == rank}
+            for microbatch in range(view.last_microbatch() + 1):
+                if microbatch in mine:
+                    share = share + mine[microbatch].read().astype(np.float64)
+                share = share * coefficients.get((rank, microbatch), 1.0)
+            total[name] = total.get(name, np.zeros(())) + share / len(ranks)
     return (list(total), list(total.values())) if total else None
+
+
+def _coefficients(view: StepView) -> dict[tuple[int, int], float]:
+    """Return the product of the factors that clipping applied on each rank after each microbatch."""
+    found: dict[tuple[int, int], float] = {}
+    for slot, items in view.find(Kind.CLIPPED_GRAD):
+        if slot.name == CLIP and slot.slot == "coefficient":
+            for item in items:
+                key = (item.source.rank, item.entry.microbatch or 0)
+                found[key] = found.get(key, 1.0) * _scalar(item)
+    return found
 
 
 def _scalar(item: Item | None) -> float:
@@ -85,6 +95,7 @@ def skipped(case: Case) -> Sequence[Proposal]:
     kept = [(x.read(), y.read(), z.read()) for x, y, z in triples if x and y and z]
     if not kept:
         return ()
+    floor = case.gradient_floor([item for triple in triples for item in triple if item])
     mistaken, clipped, unclipped = (list(side) for side in zip(*kept, strict=True))
     event = final_events(case.pair.a if found.side == "a" else case.pair.b)[0]
     coefficient = _scalar(event.scalars.get("coefficient"))
@@ -94,8 +105,11 @@ def skipped(case: Case) -> Sequence[Proposal]:
         f"the coefficient of {found.side} is {coefficient:.6g}"
     )
     return (
-        Proposal("clip.skipped", text, mistaken, unclipped, clipped, coefficient, "the coefficient left out"),
-    )
+        Proposal(
+            "clip.skipped", text, mistaken, unclipped, clipped, coefficient, "the coefficient left out",
+            floor=floor,
+        ),
+    )  # fmt: skip
 
 
 def wrong_norm(case: Case) -> Sequence[Proposal]:
@@ -115,7 +129,8 @@ def total_norm(case: Case) -> Sequence[Proposal]:
         return ()
     a, b = (float(v) for v in case.arrays[0])
     proposals = []
-    for rank, norm in _local_norms(case).items():
+    local = _local_norms(case)
+    for rank, norm in local.items() if len(local) > 1 else ():
         text = f"the total norm {b:.6g} is that of rank {rank}'s own gradients, not of the global ones"
         proposals.append(
             Proposal(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.causes.case import Case, Proposal, told
 from tensortrace.diff.rows import Row, duplicated_across_ranks, read_batch
 from tensortrace.tracer.types import Kind
 
@@ -22,14 +22,17 @@ def different_rows(case: Case) -> Sequence[Proposal]:
     if duplicates:
         names = ", ".join(map(str, sorted({row.part.rank for row in duplicates})))
         text = f"ranks {names} of b were given the same rows ({len(duplicates)} of {len(batch_b.rows)})"
-        return (_told("input.duplicated_across_ranks", text, len(duplicates)),)
+        return (told("input.duplicated_across_ranks", text, len(duplicates), "rows"),)
     total = len(batch_b.rows)
     elsewhere = _steps_that_hold(case, strange)
     if elsewhere:
         text = f"{len(strange)} of {total} rows of b are a's of step {elsewhere}: the data's order differs"
-        return (_told("input.order", text, len(strange)),)
+        return (told("input.order", text, len(strange), "rows"),)
     text = f"{len(strange)} of {total} rows of b are not among a's {len(batch_a.rows)} rows of this step"
-    return (_told("input.different", text, len(strange)),)
+    if not strange:
+        text = f"b was given {total} rows in this step, a {len(batch_a.rows)}"
+        return (told("input.different", text, abs(total - len(batch_a.rows)), "rows"),)
+    return (told("input.different", text, len(strange), "rows"),)
 
 
 def _steps_that_hold(case: Case, strange: Sequence[Row]) -> str:
@@ -40,7 +43,19 @@ def _steps_that_hold(case: Case, strange: Sequence[Row]) -> str:
     return ""
 
 
-def _told(code: str, text: str, count: int) -> Proposal:
-    """Return a proposal whose evidence is a count of rows: compared exactly, so undoing it leaves nothing."""
-    number, none = np.array(float(count)), np.array(0.0)
-    return Proposal(code, text, [number], [number], [none], float(count), "rows")
+def different_targets(case: Case) -> Sequence[Proposal]:
+    """Propose that the labels differ although the rows that they label are the same."""
+    slot, loaded = case.origin.node.slot, case.origin.assembled
+    if slot.kind != Kind.LOSS or slot.slot != "target" or loaded is None:
+        return ()
+    wrong = np.argwhere(loaded.a != loaded.b)
+    if not len(wrong):
+        return ()
+    first = tuple(int(n) for n in wrong[0])
+    row = loaded.owner(first)
+    where = f" (rank {row.part.rank}, row {row.number})" if row else ""
+    text = (
+        f"{len(wrong)} of {loaded.a.size} targets of {slot.name} differ, the first {int(loaded.b[first])} "
+        f"instead of {int(loaded.a[first])}{where}"
+    )
+    return (told("input.different", text, len(wrong), "targets"),)

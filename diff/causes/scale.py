@@ -12,7 +12,11 @@ from tensortrace.diff.plan.comparison import replica
 from tensortrace.diff.scale import TokenWeights
 from tensortrace.tracer.types import Kind
 
-_RUNGS = {Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD, Kind.LOCAL_GRAD}
+_TENSORS = {
+    Kind.ACTIVATION, Kind.ACTIVATION_GRAD,
+    Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD,
+}  # fmt: skip
+_LOSSES = ("weight", "sum", "value")
 _NEAR = 1e-3
 
 
@@ -52,21 +56,27 @@ def _weights_text(weights: TokenWeights) -> str:
 
 def common_factor(case: Case) -> Sequence[Proposal]:
     """Propose one factor over all tensors: the world size, the accumulation count, a loss scale."""
-    slot = case.origin.node.slot
-    if not case.arrays or not (slot.slot == "weight" or slot.kind in _RUNGS) or slot.name == "(clip)":
+    slot, arrays = case.origin.node.slot, case.arrays
+    if not arrays or not (slot.slot in _LOSSES or slot.kind in _TENSORS) or slot.name == "(clip)":
         return ()
-    left, right = zip(*case.arrays, strict=True)
+    if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD):
+        arrays = arrays[:1]  # modules fail one by one, gradients of parameters together
+    left, right = zip(*arrays, strict=True)
     size = sum(float(np.vdot(a, a)) for a in left)
     if not size or not math.isfinite(size):
         return ()
-    factor = sum(float(np.vdot(a, b)) for a, b in case.arrays) / size
-    if not math.isfinite(factor) or abs(factor - 1) < 1e-9:
+    factor = sum(float(np.vdot(a, b)) for a, b in arrays) / size
+    if not math.isfinite(factor) or abs(factor - 1) < 1e-9 or abs(factor) < 1e-9 or abs(factor + 1) < 1e-9:
         return ()
     mistaken = [a * factor for a in left]
     code, equals, evidence = _known(factor, case)
-    what = "every token's weight" if slot.slot == "weight" else f"the {slot.kind} of {len(left)} tensors"
+    what = "every token's weight" if slot.slot == "weight" else f"the {slot.kind} of {_count(len(left))}"
     text = f"{what} is {factor:.6g} times the reference" + (f", {equals}" if equals else "")
     return (Proposal(code, text, mistaken, right, left, factor, equals, evidence),)
+
+
+def _count(tensors: int) -> str:
+    return f"{tensors} tensors" if tensors > 1 else "1 tensor"
 
 
 def _known(factor: float, case: Case) -> tuple[str, str | None, tuple[str, ...]]:

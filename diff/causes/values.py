@@ -1,7 +1,8 @@
-"""Values that are stale, zero, leftover, or different from the start."""
+"""Values that are wrong by themselves: zero, negated, shifted, rounded, not finite, not updated."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,40 +10,116 @@ import numpy as np
 from tensortrace.diff.catalog import Slot
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.plan.comparison import replica
-from tensortrace.diff.plan.state import update_inputs
-from tensortrace.diff.update import UpdateInputs, predict_state
 from tensortrace.tracer.types import INIT_STEP, Kind
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "max_exp_avg_sq", "square_avg", "sum")
+_TENSORS = frozenset(Kind) - {Kind.INPUT, Kind.SCHEDULE, Kind.LOSS, Kind.OPTIMIZER_STATE}
+_SHARPER = {"bfloat16": 16, "float16": 13}
+"""Bits of a float32 mantissa that a dtype leaves out."""
 
 
-def not_zeroed(case: Case) -> Sequence[Proposal]:
-    """Propose that ``.grad`` still holds what the previous step consumed when the window opened."""
+def _pair(case: Case) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return both tensors of an origin that is neither a setting nor exact, None otherwise."""
+    loaded, slot = case.origin.assembled, case.origin.node.slot
+    if loaded is None or slot.kind not in _TENSORS or slot.name == "(clip)" or slot.slot == "start":
+        return None
+    return loaded.a.astype(np.float64), loaded.b.astype(np.float64)
+
+
+def nonfinite(case: Case) -> Sequence[Proposal]:
+    """Propose that elements are NaN or infinite, and everything else is right."""
+    found = _pair(case)
+    if found is None:
+        return ()
+    a, b = found
+    bad = ~np.isfinite(b) & np.isfinite(a)
+    if not bad.any():
+        return ()
+    nans, first = int(np.isnan(b[bad]).sum()), tuple(int(n) for n in np.argwhere(bad)[0]) if a.ndim else ()
     slot = case.origin.node.slot
-    if slot.kind != Kind.LOCAL_GRAD or slot.slot != "start":
-        return ()
-    before = {
-        s: i for s, i in case.pair.before_b.items.items() if s.kind == Kind.CLIPPED_GRAD and s.slot == "grad"
-    }
-    mistaken, actual, reference = [], [], []
-    for outcome in case.siblings:
-        consumed = before.get(outcome.node.slot._replace(kind=Kind.CLIPPED_GRAD, slot="grad"))
-        loaded = outcome.assembled
-        left = [i for i in consumed or () if i.entry.microbatch is None]
-        if loaded is None or not left:
-            continue
-        mistaken.append(replica(left).read())
-        actual.append(loaded.b)
-        reference.append(loaded.a)
-    if not mistaken:
-        return ()
     text = (
-        f"zero_grad is missing: when the window opened, .grad of {len(mistaken)} parameters still held the "
-        "gradient that the previous step consumed"
+        f"{slot.kind} {slot.name} {slot.slot} is the first that is not finite: {int(bad.sum())} of {b.size} "
+        f"elements ({nans} NaN, {int(bad.sum()) - nans} infinite), the first at {list(first)}"
     )
-    return (
-        Proposal("grad.not_zeroed", text, mistaken, actual, reference, 1.0, "the previous step's gradient"),
-    )
+    mistaken = np.where(bad, b, a)
+    number = float(bad.sum())
+    return (Proposal("value.nonfinite", text, [mistaken], [b], [a], number, "elements that are not finite"),)
+
+
+def zero(case: Case) -> Sequence[Proposal]:
+    """Propose that a tensor is zero."""
+    found = _pair(case)
+    if found is None or found[1].any() or not found[0].any():
+        return ()
+    a, b = found
+    return (Proposal("value.zero", f"{_name(case)} is zero in b", [np.zeros_like(a)], [b], [a], 0.0, "zero"),)
+
+
+def sign(case: Case) -> Sequence[Proposal]:
+    """Propose that a tensor has the opposite sign."""
+    found = _pair(case)
+    if found is None or not found[0].any():
+        return ()
+    a, b = found
+    text = f"{_name(case)} has the opposite sign in b"
+    return (Proposal("value.sign", text, [-a], [b], [a], -1.0, "-1"),)
+
+
+def offset(case: Case) -> Sequence[Proposal]:
+    """Propose that one constant was added to every element."""
+    found = _pair(case)
+    if found is None or found[0].size < 2 or not np.isfinite(found[1]).all():
+        return ()
+    a, b = found
+    constant = float(np.mean(b - a))
+    if not constant:
+        return ()
+    equals = _known_constant(case, constant)
+    text = f"{_name(case)} is {constant:+.6g} in every element" + (f", {equals}" if equals else "")
+    return (Proposal("value.offset", text, [a + constant], [b], [a], constant, equals, simplicity=1),)
+
+
+def _known_constant(case: Case, constant: float) -> str | None:
+    counts = ((case.world_b, "the world size"), (case.microbatches_b, "the number of microbatches"))
+    for count, words in counts:
+        for sign_, label in ((1, "log"), (-1, "-log")):
+            value = sign_ * math.log(count)
+            if count > 1 and math.isclose(constant, value, rel_tol=1e-4):
+                return f"{label} of {words} ({label}({count}))"
+    return None
+
+
+def rounded(case: Case) -> Sequence[Proposal]:
+    """Propose that b holds a's values in a lower precision than its dtype has."""
+    found = _pair(case)
+    if found is None or not np.isfinite(found[1]).all():
+        return ()
+    a, b = found
+    proposals = []
+    for dtype, bits in _SHARPER.items():
+        if not np.array_equal(_round(b, dtype), b) or np.array_equal(_round(a, dtype), a):
+            continue
+        # a value near the middle of two neighbours may go either way in a correct run
+        half = np.exp2(np.floor(np.log2(np.maximum(np.abs(a), 1e-300))) - 24 + bits)
+        either = np.abs(b - a) <= half * (1 + 2.0**-6)
+        mistaken = np.where(either, b, _round(a, dtype))
+        text = f"{_name(case)} of b holds no more than the precision of {dtype}"
+        proposals.append(Proposal("precision.rounded", text, [mistaken], [b], [a], 2.0 ** (bits - 23), dtype))
+    return proposals  # what bfloat16 holds, float16 may hold too: only one of them fits a
+
+
+def _round(values: np.ndarray, dtype: str) -> np.ndarray:
+    single = values.astype(np.float32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return single.astype(np.float16).astype(np.float64)
+    bits = single.view(np.uint32).astype(np.uint64)
+    even = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return np.asarray(even.astype(np.uint32).view(np.float32).astype(np.float64))
+
+
+def _name(case: Case) -> str:
+    slot = case.origin.node.slot
+    return f"{slot.kind} {slot.name} {slot.slot}"
 
 
 def not_updated(case: Case) -> Sequence[Proposal]:
@@ -55,6 +132,8 @@ def not_updated(case: Case) -> Sequence[Proposal]:
     stale = [(o, v) for o, v in found if o.assembled and np.array_equal(o.assembled.b, v)]
     if len(stale) != len(kept) or not stale:
         return ()
+    if slot.slot == "step" and not all(_kept_param(case, o.node.slot.name) for o, _ in stale):
+        return ()  # a counter that starts anew may show the same number
     names = ", ".join(o.node.slot.name for o, _ in stale[:3]) + (", …" if len(stale) > 3 else "")
     text = f"{slot.kind} {slot.slot} was not updated in b: {names} equal(s) the value before the step"
     return (
@@ -66,130 +145,12 @@ def not_updated(case: Case) -> Sequence[Proposal]:
             [o.assembled.a for o, _ in stale if o.assembled],
             0.0,
             "no change in the step",
+            simplicity=1,
         ),
     )
 
 
-def lost_moment(case: Case) -> Sequence[Proposal]:
-    """Propose that a moment starts from zero, or is missing, where the reference carries one on."""
-    slot = case.origin.node.slot
-    if slot.kind != Kind.OPTIMIZER_STATE or slot.slot not in _MOMENTS:
-        return ()
-    if case.one_sided is not None:
-        return _missing_moment(case)
-    proposals = []
-    if case.arrays and not any(np.any(b) for _, b in case.arrays):
-        left, right = (list(side) for side in zip(*case.arrays, strict=True))
-        text = f"{slot.slot} of {len(left)} parameters is zero in b: the moment was lost"
-        proposals.append(
-            Proposal(
-                "optimizer.lost_moment", text, [np.zeros_like(a) for a in left], right, left, 0.0, "zero"
-            )
-        )
-    return proposals + _restarted(case)
-
-
-def _missing_moment(case: Case) -> list[Proposal]:
-    found = case.one_sided
-    assert found is not None
-    if found.side != "a":
-        return []
-    slots = sorted({o.node.slot.slot for o in case.siblings})
-    value = replica(found.items).read()
-    text = (
-        f"{', '.join(slots)} of {found.slot.name} is missing in b where a starts with it: the moment was lost"
-    )
-    zeros = np.zeros_like(value)
-    return [Proposal("optimizer.lost_moment", text, [zeros], [zeros], [value], 0.0, "no state at the start")]
-
-
-def _restarted(case: Case) -> list[Proposal]:
-    """In the middle of a run: b's moment is what its formula gives from zero."""
-    mistaken, actual, reference = [], [], []
-    for outcome in case.siblings:
-        inputs = update_inputs(outcome.node.slot.name, case.pair.b, case.pair.before_b)
-        if inputs is None or outcome.assembled is None or case.origin.node.step == INIT_STEP:
-            return []
-        fresh = UpdateInputs(inputs.optimizer, inputs.param, inputs.gradient, {}, inputs.after, inputs.hypers)
-        expected = predict_state(fresh, outcome.node.slot.slot)
-        if expected is None:
-            return []
-        mistaken.append(expected)
-        actual.append(outcome.assembled.b)
-        reference.append(outcome.assembled.a)
-    text = f"{case.origin.node.slot.slot} restarts from zero in b: the moment before this step was lost"
-    return [Proposal("optimizer.lost_moment", text, mistaken, actual, reference, 0.0, "a fresh moment")]
-
-
-def init_differs(case: Case) -> Sequence[Proposal]:
-    """Propose that the runs do not start from the same values, and say where they differ."""
-    if case.origin.node.step != INIT_STEP or case.one_sided is not None:
-        return ()
-    if case.origin.node.slot.kind == Kind.OPTIMIZER_STATE:
-        return ()
-    left, right = (list(side) for side in zip(*case.arrays, strict=True))
-    names = [o.node.slot.name for o in case.siblings]
-    text = f"{len(names)} tensor(s) differ before the first step: {', '.join(names[:4])}"
-    evidence = tuple(
-        line
-        for o in case.siblings[:4]
-        if (line := _where(o.node.slot, o.assembled and (o.assembled.a, o.assembled.b)))
-    )
-    return (
-        Proposal("init.differs", text, right, right, left, None, None, evidence, simplicity=2),
-        *_permuted(case),
-    )
-
-
-def _where(slot: Slot, arrays: object) -> str:
-    if not isinstance(arrays, tuple):
-        return ""
-    a, b = arrays
-    wrong = np.argwhere(np.asarray(a) != np.asarray(b))
-    if not len(wrong) or not np.ndim(a):
-        return ""
-    first, last = wrong.min(axis=0), wrong.max(axis=0)
-    box = ", ".join(f"{lo}" if lo == hi else f"{lo}-{hi}" for lo, hi in zip(first, last, strict=True))
-    return f"{slot.name}: {len(wrong)} of {np.size(a)} elements differ, all within [{box}]"
-
-
-def _permuted(case: Case) -> list[Proposal]:
-    """Two equally long blocks of rows have changed places."""
-    if len(case.arrays) != 1 or case.arrays[0][0].ndim == 0:
-        return []
-    a, b = case.arrays[0]
-    rows = np.flatnonzero((a != b).reshape(len(a), -1).any(axis=1))
-    if len(rows) < 2:
-        return []
-    source = _row_sources(a, b, rows)
-    if source is None:
-        return []
-    mistaken = a.copy()
-    mistaken[rows] = a[source]
-    text = f"rows of {case.origin.node.slot.name} are permuted in b: {_moves(rows, source)}"
-    return [
-        Proposal("layout.permuted_blocks", text, [mistaken], [b], [a], float(len(rows)), "rows that moved")
-    ]
-
-
-def _row_sources(a: np.ndarray, b: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
-    """Return which row of ``a`` each differing row of ``b`` is; None where one is none of them."""
-    where: dict[bytes, list[int]] = {}
-    for row in rows:
-        where.setdefault(np.ascontiguousarray(a[row]).tobytes(), []).append(int(row))
-    found = []
-    for row in rows:
-        waiting = where.get(np.ascontiguousarray(b[row]).tobytes())
-        if not waiting:
-            return None
-        found.append(waiting.pop(0))
-    return np.array(found)
-
-
-def _moves(rows: np.ndarray, source: np.ndarray) -> str:
-    """Tell runs of rows that moved together."""
-    breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(source) != 1)) + 1
-    parts = []
-    for to, origin in zip(np.split(rows, breaks)[:4], np.split(source, breaks)[:4], strict=True):
-        parts.append(f"{to[0]}-{to[-1]} hold a's {origin[0]}-{origin[-1]}")
-    return "; ".join(parts)
+def _kept_param(case: Case, name: str) -> bool:
+    slot = Slot("window", Kind.PARAM, name, "model", 0)
+    now, before = (v.items.get(slot, ()) for v in (case.pair.b, case.pair.before_b))
+    return bool(now and before) and replica(now).entry.digest == replica(before).entry.digest

@@ -1,0 +1,201 @@
+"""Gradients that ranks or microbatches do not add up to: not reduced, reduced twice, left over, dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tensortrace.diff.catalog import Item
+from tensortrace.diff.causes.case import Case, Proposal, told
+from tensortrace.diff.execute import Outcome
+from tensortrace.diff.gradients import CLIP
+from tensortrace.diff.plan.comparison import Comparison, replica
+from tensortrace.tracer.types import Kind
+
+_RUNGS = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
+
+
+def not_zeroed(case: Case) -> Sequence[Proposal]:
+    """Propose that ``.grad`` still holds what the previous step consumed when the window opened."""
+    slot = case.origin.node.slot
+    if slot.kind != Kind.LOCAL_GRAD or slot.slot != "start":
+        return ()
+    before = {
+        s: i for s, i in case.pair.before_b.items.items() if s.kind == Kind.CLIPPED_GRAD and s.slot == "grad"
+    }
+    mistaken, actual, reference = [], [], []
+    for outcome in case.siblings:
+        consumed = before.get(outcome.node.slot._replace(kind=Kind.CLIPPED_GRAD, slot="grad"))
+        loaded = outcome.assembled
+        left = [i for i in consumed or () if i.entry.microbatch is None]
+        if loaded is None or not left:
+            continue
+        mistaken.append(replica(left).read())
+        actual.append(loaded.b)
+        reference.append(loaded.a)
+    if not mistaken:
+        return ()
+    text = (
+        f"zero_grad is missing: when the window opened, .grad of {len(mistaken)} parameters still held the "
+        "gradient that the previous step consumed"
+    )
+    return (
+        Proposal("grad.not_zeroed", text, mistaken, actual, reference, 1.0, "the previous step's gradient"),
+    )
+
+
+def missing(case: Case) -> Sequence[Proposal]:
+    """Propose that gradients are not reduced across ranks: each rank goes on with its own."""
+    if case.origin.node.slot.kind not in _RUNGS or case.origin.node.slot.name == CLIP:
+        return ()
+    names = [o.node.slot.name for o in case.siblings if _unlike(o)]
+    found = [(n, _copies(n, case), case.pair.gradients_b.local(n)) for n in names]
+    samples = [
+        (x, local[x.source.rank]) for _, copies, local in found for x in copies if x.source.rank in local
+    ]
+    reference = [case.pair.gradients_a.unclipped(n) for n, copies, _ in found for _ in copies]
+    if not samples or len(samples) != len(reference) or any(r is None for r in reference):
+        return ()
+    mine = [local.astype(np.float64) for _, local in samples]
+    actual = [item.read().astype(np.float64) for item, _ in samples]
+    size = sum(float(np.vdot(x, x)) for x in mine)
+    factor = sum(float(np.vdot(x, y)) for x, y in zip(mine, actual, strict=True)) / size if size else 0.0
+    if not factor:
+        return ()
+    text = (
+        f"{_shown(names)} is not reduced across ranks in b: "
+        f"each of its {case.world_b} ranks goes on with its own gradient"
+        + (f", times {factor:.6g}" if abs(factor - 1) > 1e-4 else "")
+    )
+    whole = [r.read() for r in reference if r]
+    floor = case.gradient_floor([item for item, _ in samples])
+    words = "each rank's own gradient"
+    mistaken = [x * factor for x in mine]
+    return (Proposal("reduction.missing", text, mistaken, actual, whole, factor, words, floor=floor),)
+
+
+def _unlike(outcome: Outcome) -> bool:
+    """Tell whether ranks disagree at an outcome, or only one run has it."""
+    return bool(outcome.ranks) or not isinstance(outcome.comparison, Comparison)
+
+
+def _copies(name: str, case: Case) -> tuple[Item, ...]:
+    """Return what each rank of b holds at the origin's rung; where it is not there, before clipping."""
+    gradients, kind = case.pair.gradients_b, case.origin.node.slot.kind
+    rung = gradients.rung_copies(kind, name) if kind != Kind.CLIPPED_GRAD else ()
+    return rung or gradients.unclipped_copies(name)
+
+
+def double(case: Case) -> Sequence[Proposal]:
+    """Propose that gradients which were reduced already are reduced again."""
+    if case.origin.node.slot.kind != Kind.REDUCED_GRAD:
+        return ()
+    outcomes = [o for o in case.siblings if o.assembled is not None]
+    factors, events = [], 0
+    for outcome in outcomes:
+        again = _last_reductions(case, outcome.node.slot.name)
+        if len(again) < 2:
+            return ()
+        first, last = (again[n].read().astype(np.float64) for n in (0, -1))
+        size = float(np.vdot(first, first))
+        factors.append(float(np.vdot(first, last)) / size if size else 1.0)
+        events = len(again)
+    if not outcomes:
+        return ()
+    left, right = (list(side) for side in zip(*case.arrays, strict=True))
+    mistaken = [x * f for x, f in zip(left, factors, strict=True)]
+    factor = float(np.median(factors))
+    equals = f"the world size ({case.world_b})" if abs(factor / case.world_b - 1) < 1e-3 else None
+    text = (
+        f"{_shown([o.node.slot.name for o in outcomes])} is reduced {events} times in b after one backward; "
+        f"what came after the first makes it {factor:.6g} times as large"
+    )
+    return (Proposal("reduction.double", text, mistaken, right, left, factor, equals),)
+
+
+def _last_reductions(case: Case, name: str) -> list[Item]:
+    """Return b's reductions of a gradient after the window's last backward, on its lowest rank."""
+    events = case.pair.gradients_b.rung_events(Kind.REDUCED_GRAD, name)
+    last = max((i.entry.microbatch or 0 for i in events), default=0)
+    mine = [i for i in events if i.source.rank == events[0].source.rank]
+    return [i for i in mine if (i.entry.microbatch or 0) == last]
+
+
+def dropped_microbatch(case: Case) -> Sequence[Proposal]:
+    """Propose that the gradient holds only some of the window's microbatches."""
+    slot = case.origin.node.slot
+    if slot.kind not in _RUNGS or slot.name == CLIP or case.microbatches_b < 2 or not case.arrays:
+        return ()
+    outcomes = [o for o in case.siblings if o.assembled is not None]
+    parts = [case.pair.gradients_b.by_microbatch(o.node.slot.name) for o in outcomes]
+    proposals = []
+    for kept in _subsets(case.microbatches_b):
+        triples = [_holding(kept, p, o) for p, o in zip(parts, outcomes, strict=True)]
+        known = [t for t in triples if t is not None]
+        if len(known) != len(triples):
+            continue
+        mistaken, actual, reference = (list(side) for side in zip(*known, strict=True))
+        lost = [m for m in range(case.microbatches_b) if m not in kept]
+        text = (
+            f"the gradient of b holds microbatch {_numbers(kept)} of its {case.microbatches_b} only: "
+            f"{_numbers(lost)} was dropped"
+        )
+        number, words = float(len(lost)), f"microbatches dropped of {case.microbatches_b}"
+        proposals.append(
+            Proposal("grad.dropped_microbatch", text, mistaken, actual, reference, number, words)
+        )
+    return proposals
+
+
+def _subsets(count: int) -> Iterator[tuple[int, ...]]:
+    """Yield what is usually left: the last microbatch alone, the first alone, all but one."""
+    everything = tuple(range(count))
+    usual = [everything[-1:], everything[:1], *(everything[:m] + everything[m + 1 :] for m in everything)]
+    yield from dict.fromkeys(usual)
+
+
+def _holding(
+    kept: Sequence[int], parts: dict[int, np.ndarray], outcome: Outcome
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return (a's gradient with only some microbatches in it, b's, a's)."""
+    loaded = outcome.assembled
+    if loaded is None or not parts or any(m not in parts for m in kept):
+        return None
+    whole = sum(parts.values())
+    size = float(np.vdot(whole, whole))
+    if not size:
+        return None
+    reference = loaded.a.astype(np.float64)
+    factor = float(np.vdot(whole, reference)) / size  # from b's local gradients to a correct one
+    return np.asarray(sum(parts[m] for m in kept)) * factor, loaded.b, reference
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def replica_disagrees(case: Case) -> Sequence[Proposal]:
+    """Propose that ranks that should hold one value do not, and say whether the odd ones are stale."""
+    odd = case.origin.ranks
+    entry = case.origin.comparison
+    if not odd or not isinstance(entry, Comparison):
+        return ()
+    ranks = ", ".join(map(str, odd))
+    slot = case.origin.node.slot
+    before = {i.source.rank: i for i in case.pair.before_b.items.get(slot, ())}
+    copies = {i.source.rank: i for i in entry.copies_b}
+    if all(r in before and copies[r].entry.digest == before[r].entry.digest for r in odd):
+        text = f"rank {ranks} of b kept the {slot.kind} {slot.name} {slot.slot} of before the step"
+        old, new = ([side[r].read() for r in odd] for side in (before, copies))
+        right = [replica(entry.items_a).read() for _ in odd]
+        words = "rank(s) that hold the value before the step"
+        return (Proposal("replica.disagrees", text, old, new, right, float(len(odd)), words, simplicity=1),)
+    others = [r for r in copies if r not in odd]
+    text = f"rank {ranks} of b holds another {slot.kind} {slot.name} {slot.slot}"
+    text += f" than rank {', '.join(map(str, others))}" if others else " than each other"
+    return (told("replica.disagrees", text, len(odd), "rank(s) that differ", simplicity=5),)
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
