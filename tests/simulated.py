@@ -115,6 +115,10 @@ class Program:
         """Tell whether gradients are dropped after the update of a step."""
         return True
 
+    def forgets(self, step: int, microbatch: int) -> bool:
+        """Tell whether gradients are dropped after a microbatch."""
+        return False
+
     def groups(self) -> list[tuple[tuple[str, ...], dict[str, float]]]:
         """Return the optimizer's groups: members and the hyperparameters that differ between them."""
         decayed = tuple(n for n in NAMES if n not in BIASES)
@@ -182,6 +186,8 @@ class Program:
             for name, value in local.items():
                 sums[rank][name] = _added(sums[rank].get(name), value)
                 self.grads[rank][name] = _added(self.grads[rank].get(name), value)
+            if self.forgets(step, microbatch):
+                self.grads[rank] = {}
             last = microbatch == setup.accumulate - 1
             if rank == setup.ranks - 1 and not last and self.clips_after(step, microbatch):
                 self._clip(step, microbatch, clips)

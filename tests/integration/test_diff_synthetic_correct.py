@@ -1,0 +1,114 @@
+"""Correct programs are equivalent however their batch is split, ordered, scaled and summed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensortrace.tracer.types import Kind
+from tests.integration.judged import Judge, assert_equivalent, first, place
+from tests.simulated import Documents, Program
+
+STEPS = 5
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"ranks": 2},
+        {"ranks": 4},
+        {"accumulate": 4},
+        {"ranks": 2, "accumulate": 2},
+        {"order": 3},
+        {"ranks": 2, "loss_scale": 1024.0},
+    ],
+    ids=str,
+)
+def test_a_layout_is_equivalent_to_one_rank_over_five_steps(judge: Judge, layout: dict[str, int]) -> None:
+    assert_equivalent(judge(Program(steps=STEPS), Program(steps=STEPS, **layout)))
+
+
+@pytest.mark.parametrize("layout", [{"ranks": 4}, {"ranks": 2, "accumulate": 2}, {}], ids=str)
+def test_a_layout_is_equivalent_to_two_ranks(judge: Judge, layout: dict[str, int]) -> None:
+    assert_equivalent(judge(Program(steps=STEPS, ranks=2), Program(steps=STEPS, **layout)))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_a_resumed_run_is_equivalent_with_either_optimizer(judge: Judge, optimizer: str) -> None:
+    settings = {"steps": STEPS, "optimizer": optimizer, "resumed": True}
+    assert_equivalent(judge(Program(**settings), Program(ranks=2, **settings)))
+
+
+def test_two_recordings_of_one_program_are_bitwise_equal(judge: Judge) -> None:
+    result = judge(Program(ranks=2), Program(ranks=2), policy="exact")
+    assert_equivalent(result)
+    assert result.coverage.bitwise_equal == result.coverage.compared
+
+
+def test_the_order_of_rows_within_a_batch_does_not_matter(judge: Judge) -> None:
+    class Backwards(Program):
+        def documents(self, step: int) -> Documents:
+            return super().documents(step)[::-1]
+
+    assert_equivalent(judge(Program(), Backwards()))
+    assert_equivalent(judge(Program(), Backwards(ranks=2)))
+
+
+def test_the_exact_policy_does_not_forgive_another_order_of_sums(judge: Judge) -> None:
+    result = judge(Program(), Program(order=1), policy="exact")
+    assert (first(result).where.step, first(result).where.kind) == (0, "activation")
+    assert result.policy == "exact"
+
+
+def test_a_floor_of_repeated_noisy_runs_hides_their_noise(judge: Judge) -> None:
+    # noise of 1e-3 in every product: far above round-off, so that the error model alone calls it wrong
+    noisy = {"noise": 1e-3, "steps": 2}
+    runs = [judge.write(Program(order=n, **noisy)) for n in range(5)]
+    assert judge(runs[0], runs[1]).verdict == "divergent"
+    assert_equivalent(judge(runs[0], runs[1], floor=tuple(runs[2:])))
+
+
+def test_a_mistake_above_the_floor_is_found_through_the_noise(judge: Judge) -> None:
+    class Louder(Program):
+        def tamper(self, at, value):  # type: ignore[no-untyped-def]
+            if (at.kind, at.name, at.slot, at.step) == (Kind.ACTIVATION, "act", "out", 1):
+                return np.asarray(value * np.float32(1.2))
+            return value
+
+    noisy = {"noise": 1e-3, "steps": 2}
+    runs = [judge.write(Program(order=n, **noisy)) for n in range(4)]
+    result = judge(runs[0], Louder(order=9, **noisy), floor=tuple(runs[1:]))
+    assert place(result) == (1, 0, "activation", "act", "out")
+    judgement = first(result).judgement
+    assert judgement is not None
+    assert judgement.policy == "floor"
+    assert judgement.floor_runs == 3
+
+
+def test_a_run_continued_from_a_later_step_is_aligned_by_its_tokens(judge: Judge) -> None:
+    # b starts from what a holds after step 1, and sees a's rows of step 2 in its own step 0
+    whole = Program(ranks=1, steps=4)
+    middle = Program(ranks=1, steps=2)
+    middle.run()
+
+    class Continued(Program):
+        def documents(self, step: int) -> Documents:
+            return super().documents(step + 2)
+
+        def position(self, step: int) -> int:
+            return step + 2
+
+        def initial_params(self, rank: int) -> dict[str, np.ndarray]:
+            return dict(middle.params[0])
+
+        def initial_state(self, rank: int) -> dict[str, dict[str, np.ndarray]]:
+            return {name: dict(state) for name, state in middle.state[0].items()}
+
+    path = judge.write(whole)
+    settings = {"ranks": 2, "steps": 2}
+    by_tokens = judge(path, Continued(**settings))
+    by_request = judge(path, Continued(**settings), align="b:0=a:2")
+    for result in (by_tokens, by_request):
+        assert_equivalent(result)
+        assert result.step_offset == 2
+    assert any("aligned by equal input tokens" in note for note in by_tokens.notes)
