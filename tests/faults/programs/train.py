@@ -72,6 +72,7 @@ def train(steps: int, *, end: str = "normally", say: bool = False) -> str:
             losses.append(loss.detach())
         if end == "raise" and step == 1:
             raise ValueError("the user's own mistake")
+        losses.append(slope(net))  # in the window: after the step it would open the next one
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         scaler.step(optimizer)
@@ -80,7 +81,6 @@ def train(steps: int, *, end: str = "normally", say: bool = False) -> str:
         optimizer.zero_grad()
         if dist.is_initialized():
             dist.all_reduce(losses[-1])
-        losses.append(slope(net))
         with torch.no_grad():
             losses.append(model(torch.arange(6)[None]).sum())
         if say:
