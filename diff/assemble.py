@@ -41,8 +41,10 @@ class Assembled(NamedTuple):
 def label_dims(cases: Sequence[tuple[tuple[int, ...], Extent]]) -> tuple[Label, ...] | None:
     """Say what each dimension is, from its size in every part of both runs; None where no reading fits.
 
-    A dimension is ``rows`` (once) if its size is the number of rows in every part, ``positions`` (at most
-    twice: attention maps) if it is the padded length in every part, ``flat`` if it is their product.
+    A dimension is ``rows`` (once, the first or second) if its size is the number of rows in every part,
+    ``positions`` (at most twice: attention maps) if it is the padded length in every part, ``flat`` if it is
+    their product. Where all parts are padded alike and several dimensions have that size, features cannot be
+    told from positions: none is cut, so that padding is compared too rather than features left out.
     """
     if len({len(shape) for shape, _ in cases}) != 1:
         return None
@@ -52,6 +54,9 @@ def label_dims(cases: Sequence[tuple[tuple[int, ...], Extent]]) -> tuple[Label, 
         if label is None:
             return None
         labels.append(label)
+    padded_alike = len({extent.positions for _, extent in cases}) == 1
+    if padded_alike and labels.count("positions") > 1:
+        return tuple("" if label == "positions" else label for label in labels)
     return tuple(labels)
 
 
@@ -60,7 +65,7 @@ def _label(
 ) -> Label | None:
     sizes = [(shape[dim], extent) for shape, extent in cases]
     unlabelled = "rows" not in before and "flat" not in before
-    if unlabelled and all(size == e.rows for size, e in sizes):
+    if unlabelled and dim < 2 and all(size == e.rows for size, e in sizes):
         return "rows"
     if before.count("positions") < 2 and all(size == e.positions for size, e in sizes):
         return "positions"

@@ -1,0 +1,40 @@
+"""Dimensions are read from their sizes in every part, and never cut where that is ambiguous."""
+
+from __future__ import annotations
+
+from tensortrace.diff.assemble import label_dims
+from tensortrace.diff.rows import Extent
+
+
+def test_rows_then_positions_then_features() -> None:
+    assert label_dims([((8, 64, 32), Extent(8, 64)), ((4, 50, 32), Extent(4, 50))]) == (
+        "rows",
+        "positions",
+        "",
+    )
+
+
+def test_sequence_first_is_read_as_positions_then_rows() -> None:
+    assert label_dims([((64, 8, 32), Extent(8, 64))]) == ("positions", "rows", "")
+
+
+def test_flattened_rows_and_positions() -> None:
+    assert label_dims([((512, 32), Extent(8, 64)), ((200, 32), Extent(4, 50))]) == ("flat", "")
+
+
+def test_features_as_many_as_positions_are_not_cut_away() -> None:
+    assert label_dims([((8, 64, 64), Extent(8, 64))]) == ("rows", "", "")
+
+
+def test_a_padded_length_that_varies_tells_positions_from_features() -> None:
+    cases = [((8, 64, 64), Extent(8, 64)), ((8, 50, 64), Extent(8, 50))]
+    assert label_dims(cases) == ("rows", "positions", "")
+
+
+def test_an_attention_map_has_positions_twice() -> None:
+    cases = [((8, 2, 64, 64), Extent(8, 64)), ((8, 2, 50, 50), Extent(8, 50))]
+    assert label_dims(cases) == ("rows", "", "positions", "positions")
+
+
+def test_a_size_that_follows_nothing_has_no_reading() -> None:
+    assert label_dims([((8, 3), Extent(8, 64)), ((8, 5), Extent(8, 50))]) is None
