@@ -187,17 +187,19 @@ class Gradients:
             self._factor_cache[kind] = scalar_factor((x.read(), y.read()) for x, y in pairs if x and y)
         return self._factor_cache[kind]
 
-    def canonical(self, kind: Kind, name: str) -> np.ndarray | None:
+    def canonical(self, kind: Kind, name: str, *, factor: float | None = None) -> np.ndarray | None:
         """Return a rung's gradient with the factors still to come divided out, float64.
 
-        A rung that the run does not have equals the rung before it. None where it cannot be told.
+        ``factor`` replaces the measured one. A rung that the run does not have equals the rung before it.
+        None where it cannot be told.
         """
         if kind == Kind.CLIPPED_GRAD:
             item = self.unclipped(name)
             return None if item is None else item.read().astype(np.float64)
         item = self.rung(kind, name)
         if item is not None:
-            value, factor = item.read().astype(np.float64), self.factor_from(kind)
+            value = item.read().astype(np.float64)
+            factor = self.factor_from(kind) if factor is None else factor
             if factor is None and not np.isfinite(value).all():
                 return value  # nothing finite measures a factor, and none would change the verdict
             return None if factor is None else value * factor

@@ -14,7 +14,7 @@ from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.rows import Batch, Pairing, pair, read_batch
-from tensortrace.diff.scale import RowScale, TokenWeights, row_scale, token_weights
+from tensortrace.diff.scale import RowScale, TokenWeights, row_scale, scalar_factor, token_weights
 from tensortrace.tracer.types import Kind
 
 Sides = tuple[np.ndarray, np.ndarray]
@@ -135,6 +135,16 @@ class StepPair:
     def same_scheme(self) -> bool:
         """Tell whether both runs split the batch alike and have the same gradient rungs."""
         return self.batch_a.extents.keys() == self.batch_b.extents.keys() and _rungs(self.a) == _rungs(self.b)
+
+    @cached_property
+    def raw_factor(self) -> dict[Kind, float | None]:
+        """Factor from a's gradients to b's at a rung as recorded, None where one run lacks the rung."""
+        found: dict[Kind, float | None] = {}
+        for kind in (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD):
+            names = self.gradients_a.names
+            sides = ((self.gradients_a.rung(kind, n), self.gradients_b.rung(kind, n)) for n in names)
+            found[kind] = scalar_factor((x.read(), y.read()) for x, y in sides if x and y)
+        return found
 
     def group(self, part: Part) -> int | None:
         """Return the microbatch under which a part is compared; None where the splits differ."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -13,7 +14,7 @@ from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.passes import ROWS, fitted_scale
 from tensortrace.diff.replicas import odd_ranks
-from tensortrace.diff.scale import effective_weights
+from tensortrace.diff.scale import WEIGHT_TOLERANCE, effective_weights
 from tensortrace.tracer.types import ROOT, Kind
 
 Ref = tuple[int | None, Slot]
@@ -300,12 +301,24 @@ def _some(item: Item | None) -> tuple[Item, ...]:
 
 def _canonical_loader(kind: Kind, name: str, pair: StepPair) -> Callable[[], Assembled]:
     def load() -> Assembled:
-        x, y = (g.canonical(kind, name) for g in (pair.gradients_a, pair.gradients_b))
+        x = pair.gradients_a.canonical(kind, name)
+        y = pair.gradients_b.canonical(kind, name, factor=_shared_factor(kind, pair))
         if x is None or y is None:
             raise NotComparable("the factor from this rung to the gradient before clipping is not measurable")
         return Assembled(x, y)
 
     return load
+
+
+def _shared_factor(kind: Kind, pair: StepPair) -> float | None:
+    """Return a's factor to come where the rung as recorded has a's scale already, else None.
+
+    So a factor that differs between runs shows at the stage that applies it, not at every rung before.
+    """
+    raw = pair.raw_factor.get(kind)
+    if raw is None or not math.isclose(raw, 1.0, rel_tol=WEIGHT_TOLERANCE):
+        return None
+    return pair.gradients_a.factor_from(kind)
 
 
 def _early_clips(pair: StepPair) -> list[Ref]:
