@@ -66,8 +66,10 @@ def common_factor(case: Case) -> Sequence[Proposal]:
     if not size or not math.isfinite(size):
         return ()
     factor = sum(float(np.vdot(a, b)) for a, b in arrays) / size
-    if not math.isfinite(factor) or abs(factor - 1) < 1e-9 or abs(factor) < 1e-9 or abs(factor + 1) < 1e-9:
+    if not math.isfinite(factor) or abs(factor - 1) < 1e-9:
         return ()
+    if slot.kind in _TENSORS and min(abs(factor), abs(factor + 1)) < _NEAR:
+        return ()  # zero and the opposite sign have causes of their own
     mistaken = [a * factor for a in left]
     code, equals, evidence = _known(factor, case)
     what = "every token's weight" if slot.slot == "weight" else f"the {slot.kind} of {_count(len(left))}"
