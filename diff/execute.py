@@ -196,14 +196,15 @@ class Execution:
         self, node: Node, entry: Comparison, measured: Measured, eps: float
     ) -> tuple[Judgement, Literal["own", "inputs", "unknown"]]:
         """Return the judgement, and where the error comes from as far as a formula can tell."""
-        if self.exact or entry.exact or not eps:
+        derived = node.slot.slot == "weight"  # measured, so never equal in every bit
+        if entry.exact or not eps or (self.exact and not derived):
             return judge_exact(measured.metrics), "unknown"
         floors = self.floors.get(node, ())
         parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
         agreeing = [e for e in parents if not e.diverges]
         if floors and max(floors) > 0:
             return judge_floor(measured, floors, agreeing), "unknown"
-        noise = WEIGHT_TOLERANCE if node.slot.slot == "weight" else 0.0
+        noise = WEIGHT_TOLERANCE if derived else 0.0
         plain = judge_model(measured, eps, agreeing, noise=noise)
         sides = entry.own() if entry.own else None
         if sides is None:

@@ -22,16 +22,17 @@ _NEAR = 1e-3
 
 def token_ratio(case: Case) -> Sequence[Proposal]:
     """Propose a mean of local means: a token weighs 1 / (parts × valid tokens of its own part)."""
-    loaded = case.origin.assembled
-    if case.origin.node.slot.slot != "weight" or loaded is None:
+    weights = case.pair.effective_weights
+    if case.origin.node.slot.slot != "weight" or weights is None:
         return ()
+    a, b = weights
     counts = case.pair.weights_b.count
-    parts = [row.part for row in loaded.owners]
+    parts = [row.part for _, row in case.pair.pairing.pairs]
     if not parts or any(not counts.get(part) for part in parts):
         return ()
     tokens = np.array([counts[part] for part in parts], dtype=np.float64)
     shape = 1.0 / tokens
-    mistaken = shape * float(np.median(loaded.b / shape))
+    mistaken = shape * float(np.median(b / shape))
     if np.ptp(tokens) == 0:
         return ()
     total = sum(counts.values())
@@ -39,9 +40,9 @@ def token_ratio(case: Case) -> Sequence[Proposal]:
         f"mean of local means: {_weights_text(case.pair.weights_b)}; "
         f"the reference weighs every token alike ({_weights_text(case.pair.weights_a)})"
     )
-    spread = float(loaded.b.max() / loaded.b.min())
+    spread = float(b.max() / b.min())
     equals = f"{max(tokens):g}/{min(tokens):g}, the ratio of the parts' valid tokens (of {total} in all)"
-    return (Proposal("scale.token_ratio", text, [mistaken], [loaded.b], [loaded.a], spread, equals),)
+    return (Proposal("scale.token_ratio", text, [mistaken], [b], [a], spread, equals),)
 
 
 def _weights_text(weights: TokenWeights) -> str:
@@ -57,6 +58,8 @@ def _weights_text(weights: TokenWeights) -> str:
 def common_factor(case: Case) -> Sequence[Proposal]:
     """Propose one factor over all tensors: the world size, the accumulation count, a loss scale."""
     slot, arrays = case.origin.node.slot, case.arrays
+    if slot.slot == "weight" and case.pair.effective_weights is not None:
+        arrays = (case.pair.effective_weights,)  # of the whole batch, not of one microbatch
     if not arrays or not (slot.slot in _LOSSES or slot.kind in _TENSORS) or slot.name == "(clip)":
         return ()
     if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD):

@@ -14,7 +14,14 @@ from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.rows import Batch, Pairing, pair, read_batch
-from tensortrace.diff.scale import RowScale, TokenWeights, row_scale, scalar_factor, token_weights
+from tensortrace.diff.scale import (
+    RowScale,
+    TokenWeights,
+    effective_weights,
+    row_scale,
+    scalar_factor,
+    token_weights,
+)
 from tensortrace.tracer.types import Kind
 
 Sides = tuple[np.ndarray, np.ndarray]
@@ -130,6 +137,14 @@ class StepPair:
     def gradients_b(self) -> Gradients:
         """The gradient rungs of ``b``."""
         return Gradients(self.b)
+
+    @cached_property
+    def effective_weights(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """What a token of each matched row weighs in the gradient of both runs; None where not observed."""
+        return effective_weights(
+            self.pairing, self.weights_a, self.weights_b,
+            self.gradients_a.factors, self.gradients_b.factors, same_scheme=self.same_scheme,
+        )  # fmt: skip
 
     @cached_property
     def same_scheme(self) -> bool:

@@ -13,8 +13,9 @@ from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.passes import ROWS, fitted_scale
+from tensortrace.diff.plan.weights import plan_weights, weight_refs
 from tensortrace.diff.replicas import odd_ranks
-from tensortrace.diff.scale import WEIGHT_TOLERANCE, effective_weights
+from tensortrace.diff.scale import WEIGHT_TOLERANCE
 from tensortrace.tracer.types import ROOT, Kind
 
 Ref = tuple[int | None, Slot]
@@ -29,7 +30,7 @@ def window_slot(kind: Kind, name: str, slot: str, call: int = 0) -> Slot:
 
 def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
     """Add the comparisons of one step's gradient rungs to the plan."""
-    _plan_weights(pair, plan)
+    plan_weights(pair, plan)
     names = sorted({*pair.gradients_a.names, *pair.gradients_b.names})
     _plan_clip_events(pair, plan)
     for name in names:
@@ -43,49 +44,6 @@ def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
         for kind in _RUNGS:
             previous = _plan_rung(kind, name, previous, pair, plan)
         _plan_clipped(name, previous, pair, plan)
-
-
-def _plan_weights(pair: StepPair, plan: StepPlan) -> None:
-    names = sorted(
-        {s.name for v in (pair.a, pair.b) for s in v.items if s.kind == Kind.LOSS and s.slot == "weight"}
-    )
-    if not names or not pair.pairing.pairs:
-        return
-    items = tuple(
-        tuple(i for s, found in v.find(Kind.LOSS, phase="train") if s.slot == "weight" for i in found)
-        for v in (pair.a, pair.b)
-    )
-    slot = Slot("train", Kind.LOSS, names[0], "weight", 0)
-    counts = _counts(pair)
-
-    def load() -> Assembled:
-        weights = effective_weights(
-            pair.pairing, pair.weights_a, pair.weights_b,
-            pair.gradients_a.factors, pair.gradients_b.factors, same_scheme=pair.same_scheme,
-        )  # fmt: skip
-        if weights is None:
-            raise NotComparable("scale not observed: a loss has no single weight for its tokens")
-        owners = tuple(y for _, y in pair.pairing.pairs)
-        return Assembled(*weights, owners, (1,) * len(owners))
-
-    plan.comparisons.append(Comparison(slot, None, load, by_rank(items[0]), by_rank(items[1]), counts))
-    for name in names[1:]:  # one weight per part stands for all of its terms
-        plan.comparisons.append(
-            Comparison(
-                slot._replace(name=name), None, load, by_rank(items[0]), by_rank(items[1]), ((None, slot),)
-            )
-        )
-
-
-def _counts(pair: StepPair) -> tuple[Ref, ...]:
-    """Return the counts of valid tokens, which weights are made of."""
-    found: dict[Ref, None] = {}
-    for view in (pair.a, pair.b):
-        for slot, items in view.find(Kind.LOSS, phase="train"):
-            if slot.slot == "count":
-                groups = {pair.group(i.part) for i in items if i.part is not None}
-                found |= {(group, slot._replace(call=0)): None for group in groups}
-    return tuple(found)
 
 
 class ClipEvent(NamedTuple):
@@ -203,7 +161,7 @@ def _plan_local(name: str, pair: StepPair, plan: StepPlan) -> None:
     a, b = (tuple(g.local_items(name)) for g in (pair.gradients_a, pair.gradients_b))
     outs, ins = _module_refs(name, pair)
     slot = window_slot(Kind.LOCAL_GRAD, name, "grad")
-    parents = ((None, ROWS), *((*outs, *ins) or _all_weights(pair)))
+    parents = ((None, ROWS), *((*outs, *ins) or weight_refs(pair)))
     if not a or not b:
         _plan_gap(slot, a, b, parents, plan)
         return
@@ -256,18 +214,13 @@ def _module_refs(name: str, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref,
     return tuple(outs), tuple(ins)
 
 
-def _all_weights(pair: StepPair) -> tuple[Ref, ...]:
-    slots = {s for s in pair.b.items if s.kind == Kind.LOSS and s.slot == "weight" and s.phase == "train"}
-    return tuple((None, s._replace(call=0)) for s in slots)
-
-
 def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> Slot:
     """Compare a rung that at least one run has; return the slot that the next rung depends on."""
     a, b = pair.gradients_a.rung(kind, name), pair.gradients_b.rung(kind, name)
     if a is None and b is None:
         return previous
     slot = window_slot(kind, name, "grad")
-    parents: list[Ref] = [(None, previous), *_all_weights(pair)]
+    parents: list[Ref] = [(None, previous), *weight_refs(pair)]
     if previous.kind == Kind.LOCAL_GRAD:
         parents.append((None, previous._replace(slot="start")))
         parents += _early_clips(pair)
@@ -333,7 +286,7 @@ def _early_clips(pair: StepPair) -> list[Ref]:
 def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> None:
     """Compare the gradient before clipping as it is, then what the optimizer consumes."""
     a, b = pair.gradients_a, pair.gradients_b
-    parents: list[Ref] = [(None, previous), *_all_weights(pair)]
+    parents: list[Ref] = [(None, previous), *weight_refs(pair)]
     if previous.kind == Kind.LOCAL_GRAD:
         parents += [(None, previous._replace(slot="start")), *_early_clips(pair)]
     before = window_slot(Kind.CLIPPED_GRAD, name, "before")

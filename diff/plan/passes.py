@@ -12,6 +12,7 @@ from tensortrace.diff.assemble import Assembled, NotComparable, by_rows
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
+from tensortrace.diff.plan.weights import weight_refs
 from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import ROOT, Kind
 
@@ -227,7 +228,7 @@ class _Edges:
                     parents[(user_microbatch, user._replace(kind=Kind.ACTIVATION_GRAD))] = None
         parents.pop((microbatch, slot), None)
         if not parents:
-            parents |= {(None, s): None for s in self._losses(slot.phase)}
+            parents |= dict.fromkeys(weight_refs(self.pair)) if slot.phase == "train" else {}
         return tuple(parents), tuple(earlier)
 
     def _add_call(
@@ -242,16 +243,12 @@ class _Edges:
 
     def _of_loss(self, loss: Slot, microbatch: int | None, source: Ref) -> dict[Ref, None]:
         """Return what the gradient of a loss depends on: the token weight, targets, and what it was given."""
-        weight: Ref = (None, loss._replace(slot="weight", call=0))
+        weight: Ref = (microbatch, loss._replace(slot="weight", call=0))
         return {weight: None, source: None, **self._all_calls(loss._replace(slot="target"), microbatch)}
 
     def _all_calls(self, slot: Slot, microbatch: int | None) -> dict[Ref, None]:
         found = (s for s in (*self.pair.a.items, *self.pair.b.items) if s._replace(call=slot.call) == slot)
         return {(microbatch, s): None for s in found}
-
-    def _losses(self, phase: str) -> list[Slot]:
-        found = {s for s in self.pair.b.items if s.kind == Kind.LOSS and s.phase == phase}
-        return [s._replace(slot="weight", call=0) for s in found if s.slot == "sum"]
 
 
 def _merged(slot: Slot) -> Slot:

@@ -68,7 +68,8 @@ def test_a_mean_of_local_means_is_named_with_both_weights(
     judge: Judge, reference: dict[str, int], layout: dict[str, int]
 ) -> None:
     result = judge(Program(**reference), LocalMeans(**layout))
-    assert place(result) == (0, None, "loss", "cross_entropy", "weight")
+    microbatch = None if layout.get("accumulate") else 0  # of 1 and 2 microbatches none is the other's
+    assert place(result) == (0, microbatch, "loss", "cross_entropy", "weight")
     assert origins(result) == EVERY_LOSS
     cause = result.causes[0]
     n = valid_tokens(2)
@@ -81,6 +82,15 @@ def test_a_mean_of_local_means_is_named_with_both_weights(
     of_b = [count * layout.get("accumulate", 1) for count in n]
     for denominator in (*of_b, sum(n) / reference.get("ranks", 1)):
         assert f"1/{denominator:g} per token" in said
+
+
+def test_a_mean_of_local_means_over_microbatches_is_named_within_one_split(judge: Judge) -> None:
+    result = judge(Program(accumulate=2), LocalMeans(accumulate=2))
+    assert place(result) == (0, 0, "loss", "cross_entropy", "weight")
+    assert origins(result) == EVERY_LOSS
+    n = valid_tokens(2)
+    assert codes(result) == ["scale.token_ratio"]
+    assert result.causes[0].number == pytest.approx(max(n) / min(n), rel=1e-6)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -102,7 +112,7 @@ def test_the_world_size_multiplied_twice_is_named(judge: Judge) -> None:
 
 def test_within_one_scheme_a_factor_is_named_at_the_loss_that_supplies_it(judge: Judge) -> None:
     result = judge(Program(ranks=2), scaled(1 / 2)(ranks=2))
-    assert place(result) == (0, None, "loss", "cross_entropy", "weight")
+    assert place(result) == (0, 0, "loss", "cross_entropy", "weight")
     assert origins(result) == EVERY_LOSS
     assert codes(result) == ["scale.world_size"]
     assert result.causes[0].number == pytest.approx(0.5, rel=1e-6)
@@ -113,7 +123,7 @@ def test_a_loss_not_divided_by_the_microbatches_is_named(judge: Judge) -> None:
     assert place(across)[:3] == (0, None, "clipped_grad")
     assert origins(across) == every("clipped_grad")
     within = judge(Program(accumulate=4), scaled(4)(accumulate=4))
-    assert place(within) == (0, None, "loss", "cross_entropy", "weight")
+    assert place(within) == (0, 0, "loss", "cross_entropy", "weight")
     for result in (across, within):
         assert result.causes[0].code == "scale.accumulation"
         assert result.causes[0].number == pytest.approx(4, rel=1e-6)

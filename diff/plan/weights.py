@@ -1,0 +1,66 @@
+"""Plans the comparison of what a token weighs in the gradient."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from tensortrace.diff.assemble import Assembled, NotComparable
+from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.plan.comparison import Comparison, StepPair, StepPlan, by_rank
+from tensortrace.tracer.types import Kind
+
+Ref = tuple[int | None, Slot]
+
+
+def plan_weights(pair: StepPair, plan: StepPlan) -> None:
+    """Add the token weights to the plan, by microbatch where both runs split the batch alike."""
+    names = sorted({slot.name for view in (pair.a, pair.b) for slot in _weights(view)})
+    rows: dict[int | None, list[int]] = defaultdict(list)
+    for number, (x, _) in enumerate(pair.pairing.pairs):
+        rows[pair.group(x.part)].append(number)
+    for group, numbers in rows.items():
+        load, counts = _loader(pair, numbers), _counts(pair, group)
+        a, b = (_items(view, group, pair) for view in (pair.a, pair.b))
+        for name in names:  # one weight per part stands for all of its terms
+            slot = Slot("train", Kind.LOSS, name, "weight", 0)
+            parents = counts if name == names[0] else ((group, slot._replace(name=names[0])),)
+            plan.comparisons.append(Comparison(slot, group, load, a, b, parents))
+
+
+def weight_refs(pair: StepPair) -> tuple[Ref, ...]:
+    """Return every weight of the step: what a gradient depends on that sums over the batch."""
+    groups = {pair.group(x.part) for x, _ in pair.pairing.pairs}
+    slots = dict.fromkeys(slot._replace(call=0) for slot in _weights(pair.b))
+    return tuple((group, slot) for slot in slots for group in groups)
+
+
+def _weights(view: StepView) -> list[Slot]:
+    return [s for s in view.items if s.kind == Kind.LOSS and s.slot == "weight" and s.phase == "train"]
+
+
+def _items(view: StepView, group: int | None, pair: StepPair) -> tuple[Item, ...]:
+    items = (i for slot in _weights(view) for i in view.items[slot])
+    return by_rank([i for i in items if i.part is not None and pair.group(i.part) == group])
+
+
+def _loader(pair: StepPair, numbers: Sequence[int]) -> Callable[[], Assembled]:
+    def load() -> Assembled:
+        if pair.effective_weights is None:
+            raise NotComparable("scale not observed: a loss has no single weight for its tokens")
+        owners = tuple(pair.pairing.pairs[n][1] for n in numbers)
+        a, b = (side[list(numbers)] for side in pair.effective_weights)
+        return Assembled(a, b, owners, (1,) * len(owners))
+
+    return load
+
+
+def _counts(pair: StepPair, group: int | None) -> tuple[Ref, ...]:
+    """Return the counts of valid tokens, which weights are made of."""
+    found: dict[Ref, None] = {}
+    for view in (pair.a, pair.b):
+        for slot, items in view.find(Kind.LOSS, phase="train"):
+            mine = any(i.part is not None and pair.group(i.part) == group for i in items)
+            if slot.slot == "count" and mine:
+                found[(group, slot._replace(call=0))] = None
+    return tuple(found)
