@@ -134,8 +134,8 @@ def settle(case: Case, proposal: Proposal) -> Cause | None:
 
 
 def _distance(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:
-    """Return the relative L2 distance over all tensors together; infinite where shapes differ."""
-    error = size = 0.0
+    """Return the L2 distance over all tensors together, relative to the greater side; infinite where shapes differ."""
+    error = size_x = size_y = 0.0
     for x, y in zip(expected, actual, strict=True):
         if np.shape(x) != np.shape(y):
             return math.inf
@@ -144,10 +144,9 @@ def _distance(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> f
         if not (np.isfinite(left[differ]).all() and np.isfinite(right[differ]).all()):
             return math.inf
         error += float(np.sum((right[differ] - left[differ]) ** 2))
-        size += float(np.sum(right[np.isfinite(right)] ** 2))
-    if not error:
-        return 0.0
-    return math.sqrt(error / size) if size else math.inf
+        size_x += float(np.sum(left[np.isfinite(left)] ** 2))
+        size_y += float(np.sum(right[np.isfinite(right)] ** 2))
+    return math.sqrt(error / max(size_x, size_y)) if error else 0.0
 
 
 def told(code: str, text: str, count: int, equals: str, *, simplicity: int = 0) -> Proposal:

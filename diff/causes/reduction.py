@@ -186,14 +186,15 @@ def replica_disagrees(case: Case) -> Sequence[Proposal]:
     before = {i.source.rank: i for i in case.pair.before_b.items.get(slot, ())}
     copies = {i.source.rank: i for i in entry.copies_b}
     if all(r in before and copies[r].entry.digest == before[r].entry.digest for r in odd):
-        text = f"rank {ranks} of b kept the {slot.kind} {slot.name} {slot.slot} of before the step"
+        text = f"rank {ranks} of b kept the value of before the step"
         old, new = ([side[r].read() for r in odd] for side in (before, copies))
         right = [replica(entry.items_a).read() for _ in odd]
         words = "rank(s) that hold the value before the step"
         return (Proposal("replica.disagrees", text, old, new, right, float(len(odd)), words, simplicity=1),)
     others = [r for r in copies if r not in odd]
-    text = f"rank {ranks} of b holds another {slot.kind} {slot.name} {slot.slot}"
-    text += f" than rank {', '.join(map(str, others))}" if others else " than each other"
+    text = f"rank {ranks} of b should hold one value, and each holds another"
+    if others:
+        text = f"rank {ranks} of b holds another value than rank {', '.join(map(str, others))}"
     return (told("replica.disagrees", text, len(odd), "rank(s) that differ", simplicity=5),)
 
 

@@ -35,10 +35,9 @@ def nonfinite(case: Case) -> Sequence[Proposal]:
     if not bad.any():
         return ()
     nans, first = int(np.isnan(b[bad]).sum()), tuple(int(n) for n in np.argwhere(bad)[0]) if a.ndim else ()
-    slot = case.origin.node.slot
     text = (
-        f"{slot.kind} {slot.name} {slot.slot} is the first that is not finite: {int(bad.sum())} of {b.size} "
-        f"elements ({nans} NaN, {int(bad.sum()) - nans} infinite), the first at {list(first)}"
+        f"{int(bad.sum())} of {b.size} elements are not finite ({nans} NaN, {int(bad.sum()) - nans} infinite)"
+        f", the first at {list(first)}; everything that they were computed from is"
     )
     mistaken = np.where(bad, b, a)
     number = float(bad.sum())
@@ -51,7 +50,7 @@ def zero(case: Case) -> Sequence[Proposal]:
     if found is None or found[1].any() or not found[0].any():
         return ()
     a, b = found
-    return (Proposal("value.zero", f"{_name(case)} is zero in b", [np.zeros_like(a)], [b], [a], 0.0, "zero"),)
+    return (Proposal("value.zero", "every element is zero in b", [np.zeros_like(a)], [b], [a], 0.0, "zero"),)
 
 
 def sign(case: Case) -> Sequence[Proposal]:
@@ -60,7 +59,7 @@ def sign(case: Case) -> Sequence[Proposal]:
     if found is None or not found[0].any():
         return ()
     a, b = found
-    text = f"{_name(case)} has the opposite sign in b"
+    text = "every element has the opposite sign in b"
     return (Proposal("value.sign", text, [-a], [b], [a], -1.0, "-1"),)
 
 
@@ -74,7 +73,7 @@ def offset(case: Case) -> Sequence[Proposal]:
     if not constant:
         return ()
     equals = _known_constant(case, constant)
-    text = f"{_name(case)} is {constant:+.6g} in every element" + (f", {equals}" if equals else "")
+    text = f"every element is off by {constant:+.6g}" + (f", {equals}" if equals else "")
     return (Proposal("value.offset", text, [a + constant], [b], [a], constant, equals, simplicity=1),)
 
 
@@ -102,7 +101,7 @@ def rounded(case: Case) -> Sequence[Proposal]:
         half = np.exp2(np.floor(np.log2(np.maximum(np.abs(a), 1e-300))) - 24 + bits)
         either = np.abs(b - a) <= half * (1 + 2.0**-6)
         mistaken = np.where(either, b, _round(a, dtype))
-        text = f"{_name(case)} of b holds no more than the precision of {dtype}"
+        text = f"b holds no more than the precision of {dtype}, and is a rounded to it"
         proposals.append(Proposal("precision.rounded", text, [mistaken], [b], [a], 2.0 ** (bits - 23), dtype))
     return proposals  # what bfloat16 holds, float16 may hold too: only one of them fits a
 
@@ -115,11 +114,6 @@ def _round(values: np.ndarray, dtype: str) -> np.ndarray:
     bits = single.view(np.uint32).astype(np.uint64)
     even = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return np.asarray(even.astype(np.uint32).view(np.float32).astype(np.float64))
-
-
-def _name(case: Case) -> str:
-    slot = case.origin.node.slot
-    return f"{slot.kind} {slot.name} {slot.slot}"
 
 
 def not_updated(case: Case) -> Sequence[Proposal]:
