@@ -123,7 +123,19 @@ class Gradients:
 
     @cached_property
     def _rungs(self) -> dict[Kind, dict[str, list[Item]]]:
-        return {k: _by_param(self.view, k, "grad") for k in (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD)}
+        found = {k: _by_param(self.view, k, "grad") for k in (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD)}
+        return found | {Kind.UNSCALED_GRAD: {}} if self.clipped_scale else found
+
+    @cached_property
+    def clipped_scale(self) -> float | None:
+        """The loss scale that was still in the gradients when the window's last clip came; None without."""
+        unscaled = _by_param(self.view, Kind.UNSCALED_GRAD, "grad")
+        for name, after in unscaled.items():
+            before = {i.source.rank: i.entry.event for i in self.before_clip_copies(name)}
+            if any(i.entry.event > before.get(i.source.rank, i.entry.event) for i in _latest(after)):
+                scales = (i for s, i in self.view.find(Kind.SCHEDULE) if s.slot == "scale")
+                return next((float(items[0].read()) for items in scales), None)
+        return None
 
     def rung_events(self, kind: Kind, name: str) -> list[Item]:
         """Return every event of ``reduced_grad`` or ``unscaled_grad``, in order of rank and event."""
@@ -164,6 +176,11 @@ class Gradients:
         """Return the gradient before clipping: the rung at which runs are compared as they are."""
         return _first(self.unclipped_copies(name))
 
+    def unclipped_value(self, name: str) -> np.ndarray | None:
+        """Return the gradient before clipping, without a loss scale that was still in it, float64."""
+        item = self.unclipped(name)
+        return None if item is None else item.read().astype(np.float64) / (self.clipped_scale or 1.0)
+
     @cached_property
     def factors(self) -> Factors | None:
         """Each rank's measured factor from its local gradients to the gradient before clipping."""
@@ -174,17 +191,20 @@ class Gradients:
             copies, local = self.unclipped_copies(name), self.local(name)
             if not copies or not local or odd_ranks(copies):
                 continue  # where replicas disagree there is no one gradient to explain
-            final = copies[0]
             start = self.start(name)
             if any(np.any(v) for v in start.values()):  # leftovers are a regressor of their own
                 local = local | {-1 - rank: v for rank, v in start.items()}
-            yield local, final.read()
+            final = self.unclipped_value(name)
+            assert final is not None  # there are copies
+            yield local, final
 
     def factor_from(self, kind: Kind) -> float | None:
         """Return the measured factor from a rung's gradient to the gradient before clipping."""
         if kind not in self._factor_cache:
-            pairs = ((self.rung(kind, n), self.unclipped(n)) for n in self.names)
-            self._factor_cache[kind] = scalar_factor((x.read(), y.read()) for x, y in pairs if x and y)
+            pairs = ((self.rung(kind, n), self.unclipped_value(n)) for n in self.names)
+            self._factor_cache[kind] = scalar_factor(
+                (x.read(), y) for x, y in pairs if x is not None and y is not None
+            )
         return self._factor_cache[kind]
 
     def canonical(self, kind: Kind, name: str, *, factor: float | None = None) -> np.ndarray | None:
@@ -194,8 +214,7 @@ class Gradients:
         None where it cannot be told.
         """
         if kind == Kind.CLIPPED_GRAD:
-            item = self.unclipped(name)
-            return None if item is None else item.read().astype(np.float64)
+            return self.unclipped_value(name)
         item = self.rung(kind, name)
         if item is not None:
             value = item.read().astype(np.float64)

@@ -214,13 +214,15 @@ class Program:
                     at = At(step, rank, last, Kind.REDUCED_GRAD, name, "grad")
                     meta = Meta(op="ddp" if call == 0 else "all_reduce", ranks=tuple(range(len(self.grads))))
                     grads[name] = self._put(at, value[how], call=call, meta=meta, shard="replicate")
-        if self.setup.loss_scale is None:
-            return
+        if self.setup.loss_scale is not None:
+            self._unscale(step)
+
+    def _unscale(self, step: int) -> None:
+        last, scale = self.setup.accumulate - 1, np.float32(self.setup.loss_scale or 1.0)
         for rank, grads in enumerate(self.grads):
             for name in NAMES:
                 at = At(step, rank, last, Kind.UNSCALED_GRAD, name, "grad")
-                unscaled = grads[name] / np.float32(self.setup.loss_scale)
-                grads[name] = self._put(at, unscaled, shard="replicate")
+                grads[name] = self._put(at, grads[name] / scale, shard="replicate")
 
     def _clip(self, step: int, microbatch: int, call: int) -> None:
         for rank, grads in enumerate(self.grads):

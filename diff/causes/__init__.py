@@ -45,6 +45,7 @@ DETECTORS: tuple[Detector, ...] = (
     clip.skipped,
     clip.wrong_norm,
     clip.total_norm,
+    clip.before_unscale,
     boundary.missing,
 )
 """All detectors; a new cause is one function in a file of its family and one line here."""

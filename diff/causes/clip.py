@@ -123,7 +123,7 @@ def wrong_norm(case: Case) -> Sequence[Proposal]:
 
 
 def total_norm(case: Case) -> Sequence[Proposal]:
-    """Propose that the total norm is one rank's own, or that of gradients that were still scaled."""
+    """Propose that the total norm is one rank's own."""
     slot = case.origin.node.slot
     if slot.name != CLIP or slot.slot != "total_norm" or not case.arrays:
         return ()
@@ -143,23 +143,31 @@ def total_norm(case: Case) -> Sequence[Proposal]:
                 f"rank {rank}'s local norm",
             )
         )
-    for _, items in case.pair.b.find(Kind.SCHEDULE):
-        for item in items:
-            if item.entry.slot == "scale":
-                scale = float(item.read())
-                text = f"gradients were clipped before unscaling: the norm is {b / a:.6g} times the reference"
-                proposals.append(
-                    Proposal(
-                        "clip.before_unscale",
-                        text,
-                        [np.array(a * scale)],
-                        [np.array(b)],
-                        [np.array(a)],
-                        b / a,
-                        f"the loss scale ({scale:g})",
-                    )
-                )
     return proposals
+
+
+def before_unscale(case: Case) -> Sequence[Proposal]:
+    """Propose that gradients were clipped while they still carried the loss scale."""
+    slot = case.origin.node.slot
+    if slot.name != CLIP or slot.slot != "total_norm" or not case.arrays:
+        return ()
+    left, right = (list(side) for side in zip(*case.arrays, strict=True))
+    proposals = []
+    for scale in _loss_scales(case.pair.b):
+        factor = math.sqrt(sum(float(np.vdot(b, b)) for b in right) / sum(float(np.vdot(a, a)) for a in left))
+        text = f"gradients were clipped before unscaling: they are {factor:.6g} times the reference"
+        proposals.append(
+            Proposal(
+                "clip.before_unscale", text, [a * scale for a in left], right, left, factor,
+                f"the loss scale ({scale:g})", simplicity=-1,
+            )
+        )  # fmt: skip
+    return proposals
+
+
+def _loss_scales(view: StepView) -> list[float]:
+    found = (i for slot, items in view.find(Kind.SCHEDULE) if slot.slot == "scale" for i in items)
+    return sorted({float(item.read()) for item in found} - {1.0})
 
 
 def _local_norms(case: Case) -> dict[int, float]:

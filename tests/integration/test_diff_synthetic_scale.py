@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.integration.judged import Judge, assert_equivalent, codes, first, origins, place
+from tests.integration.judged import Judge, assert_equivalent, codes, origins, place
 from tests.simulated import NAMES, Program, collate
 
 Counts = dict[tuple[int, int], int]
@@ -76,12 +77,9 @@ def test_a_mean_of_local_means_is_named_with_both_weights(
     assert n[0] != n[1]
     assert cause.code == "scale.token_ratio"
     assert cause.number == pytest.approx(max(n) / min(n), rel=1e-6)
-    said = "\n".join([cause.text, *first(result).evidence])
-    # in b a token weighs 1/n_p of its part p (half of that in two microbatches), in a 1/(n_0 + n_1), doubled
-    # on two ranks because DDP halves
-    of_b = [count * layout.get("accumulate", 1) for count in n]
-    for denominator in (*of_b, sum(n) / reference.get("ranks", 1)):
-        assert f"1/{denominator:g} per token" in said
+    # in the gradient a token of part p weighs 1/(2 n_p): DDP halves, or the program divides by 2 microbatches
+    for denominator in (2 * n[0], 2 * n[1], sum(n)):
+        assert f"1/{denominator}" in cause.text
 
 
 def test_a_mean_of_local_means_over_microbatches_is_named_within_one_split(judge: Judge) -> None:
@@ -307,6 +305,32 @@ def test_a_norm_of_each_rank_s_own_gradients_is_named_as_such(judge: Judge) -> N
     assert place(result) == (0, None, "clipped_grad", "(clip)", "total_norm")
     assert result.causes[0].code == "clip.local_norm"
     assert result.causes[0].equals == "rank 0's local norm"
+
+
+class ClipsScaled(Program):
+    """Clips what backward left, and divides the loss scale out afterwards."""
+
+    def _reduce(self, step: int) -> None:
+        setup, self.setup = self.setup, replace(self.setup, loss_scale=None)
+        super()._reduce(step)
+        self.setup = setup
+
+    def _clip(self, step: int, microbatch: int, call: int) -> None:
+        super()._clip(step, microbatch, call)
+        self._unscale(step)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_clipping_before_unscaling_is_named_at_the_norm_with_the_loss_scale(judge: Judge, ranks: int) -> None:
+    result = judge(Program(loss_scale=1024.0), ClipsScaled(loss_scale=1024.0, ranks=ranks))
+    assert place(result) == (0, None, "clipped_grad", "(clip)", "total_norm")
+    assert origins(result) == {("clipped_grad", "(clip)")}
+    assert result.causes[0].code == "clip.before_unscale"
+    assert result.causes[0].number == pytest.approx(1024, rel=1e-6)
+
+
+def test_two_runs_that_clip_before_unscaling_are_alike(judge: Judge) -> None:
+    assert_equivalent(judge(ClipsScaled(loss_scale=1024.0), ClipsScaled(loss_scale=1024.0, ranks=2)))
 
 
 def test_a_correct_program_with_two_clips_in_both_runs_has_no_cause(judge: Judge) -> None:
