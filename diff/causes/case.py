@@ -134,7 +134,7 @@ def settle(case: Case, proposal: Proposal) -> Cause | None:
 
 
 def _distance(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:
-    """Return the L2 distance over all tensors together, relative to the greater side; infinite where shapes differ."""
+    """Return the L2 distance over all tensors, relative to the greater side; infinite where shapes differ."""
     error = size_x = size_y = 0.0
     for x, y in zip(expected, actual, strict=True):
         if np.shape(x) != np.shape(y):

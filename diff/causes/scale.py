@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tensortrace.diff.catalog import Part
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.plan.comparison import replica
-from tensortrace.diff.scale import TokenWeights
 from tensortrace.tracer.types import Kind
 
 _TENSORS = {
@@ -36,22 +36,23 @@ def token_ratio(case: Case) -> Sequence[Proposal]:
     if np.ptp(tokens) == 0:
         return ()
     total = sum(counts.values())
-    text = (
-        f"mean of local means: {_weights_text(case.pair.weights_b)}; "
-        f"the reference weighs every token alike ({_weights_text(case.pair.weights_a)})"
-    )
+    told = _weights_text(parts, b, counts)
+    reference = ", ".join(f"1/{1 / w:.6g}" for w in np.unique(np.round(a, 12))[:3])
+    text = f"mean of local means: {told}; in the reference every token weighs {reference}"
     spread = float(b.max() / b.min())
     equals = f"{max(tokens):g}/{min(tokens):g}, the ratio of the parts' valid tokens (of {total} in all)"
     return (Proposal("scale.token_ratio", text, [mistaken], [b], [a], spread, equals),)
 
 
-def _weights_text(weights: TokenWeights) -> str:
+def _weights_text(parts: Sequence[Part], weights: np.ndarray, counts: dict[Part, int]) -> str:
+    """Tell what a token of each part weighs in the gradient that is clipped."""
+    found = dict(zip(parts, weights, strict=True))
+    several = len({part.number for part in found}) > 1
     lines = []
-    for part, weight in sorted(weights.weight.items())[:8]:
-        if weight:
-            tokens = f" of {weights.count[part]}" if part in weights.count else ""
-            lines.append(f"rank {part.rank} microbatch {part.number}: 1/{1 / weight:.6g} per token{tokens}")
-    more = len(weights.weight) - 8
+    for part, weight in sorted(found.items())[:8]:
+        where = f"rank {part.rank} microbatch {part.number}" if several else f"rank {part.rank}"
+        lines.append(f"each of the {counts[part]} tokens of {where} weighs 1/{1 / weight:.6g}")
+    more = len(found) - 8
     return ", ".join(lines) + (f", … {more} more parts" if more > 0 else "")
 
 
