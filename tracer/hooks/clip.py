@@ -57,6 +57,7 @@ class Clipping:
 
     @guard("clip: before")
     def _before(self, parameters: list[torch.Tensor]) -> int:
+        self._session.gradients_read()
         call = self._session.clock.ordinal(Kind.CLIPPED_GRAD, EVENT)
         self._gradients(parameters, "before", call)
         return call

@@ -6,7 +6,8 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,10 @@ OPERATIONS = {
     "broadcast": Operation(("tensor",), ("tensor",)),
     "all_gather": Operation(("tensor",), ("tensor_list",)),
     "all_gather_into_tensor": Operation(("input_tensor",), ("output_tensor",)),
+    "all_gather_single": Operation(("input_tensor",), ("output_tensor",)),
     "reduce_scatter": Operation(("input_list",), ("output",), reduces=True),
     "reduce_scatter_tensor": Operation(("input",), ("output",), reduces=True),
+    "reduce_scatter_single": Operation(("input",), ("output",), reduces=True),
     "all_to_all": Operation(("input_tensor_list",), ("output_tensor_list",)),
     "all_to_all_single": Operation(("input",), ("output",)),
     "gather": Operation(("tensor",), ("gather_list",)),
@@ -57,6 +60,7 @@ OF_OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "sc
 class _Local(threading.local):
     def __init__(self) -> None:
         self.depth = 0
+        self.coalescing: list[list[_Started]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,9 @@ class Collectives:
             original = getattr(dist, name, None)
             if original is not None:
                 self._session.patches.function(original, self._wrapped(name, operation, original))
+        manager = getattr(dist.distributed_c10d, "_coalescing_manager", None)
+        if manager is not None:
+            self._session.patches.function(manager, self._coalescing(manager))
         for name in OF_OBJECTS:
             self._session.patches.function(getattr(dist, name), self._silent(getattr(dist, name)))
 
@@ -105,12 +112,36 @@ class Collectives:
                 self._local.depth -= 1
             if started is None:
                 return work
+            if self._local.coalescing:
+                self._local.coalescing[-1].append(started)
+                return work
             if work is None or not hasattr(work, "wait"):
                 self._finish(started)
                 return work
             return Awaited(work, functools.partial(self._finish, started))
 
         return collective
+
+    def _coalescing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the context in which collectives are only collected: they run when it ends."""
+
+        @functools.wraps(original)
+        @contextmanager
+        def coalescing(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            collected: list[_Started] = []
+            with original(*args, **kwargs) as manager:
+                self._local.coalescing.append(collected)
+                try:
+                    yield manager
+                finally:
+                    self._local.coalescing.pop()
+            if not manager.works:
+                self._finish_all(collected)
+            else:
+                last = Awaited(manager.works[-1], functools.partial(self._finish_all, collected))
+                manager.works[-1] = last
+
+        return coalescing
 
     def _silent(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -147,6 +178,10 @@ class Collectives:
         )
         return _Started(name, operation, call, at, meta, outputs)
 
+    def _finish_all(self, collected: list[_Started]) -> None:
+        for started in collected:
+            self._finish(started)
+
     @guard("collective: after")
     def _finish(self, started: _Started) -> None:
         session = self._session
@@ -156,20 +191,9 @@ class Collectives:
                 tensor, started.at, Kind.COLLECTIVE, started.name, slot, call=started.call, meta=started.meta
             )
         if started.operation.reduces:
-            reduced = self._gradients_in([tensor for _, tensor in written])
-            if reduced:
-                self._reductions.record(reduced, op=started.name, ranks=started.meta.ranks)
-
-    def _gradients_in(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the parameters whose ``.grad`` lies in the memory of one of these tensors."""
-        spans = [_span(tensor) for tensor in tensors]
-        found: list[torch.Tensor] = []
-        for parameter, _ in self._session.names.parameters():
-            if parameter.grad is not None:
-                first, last = _span(parameter.grad)
-                if any(start <= first and last <= end for start, end in spans) and last > first:
-                    found.append(parameter)
-        return found
+            self._reductions.collective_ended(
+                [tensor for _, tensor in written], op=started.name, ranks=started.meta.ranks
+            )
 
 
 class Awaited:
@@ -202,12 +226,3 @@ def _slots(prefix: str, values: list[object]) -> list[tuple[str, torch.Tensor]]:
     for value in values:
         found += tensors_in(value, prefix)
     return found
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses that a tensor's elements lie between."""
-    if tensor.layout is not torch.strided or tensor.numel() == 0:
-        return 0, 0
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    first = tensor.data_ptr()
-    return first, first + (reach + 1) * tensor.element_size()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -80,6 +81,7 @@ class Gradients:
             self._hooked[id(parameter)] = weakref.ref(parameter)
             handle = parameter.register_hook(self._hook_for(weakref.ref(parameter)))  # type: ignore[no-untyped-call]
             self._session.patches.on_undo(handle.remove)
+            _put_first(parameter, handle.id)
 
     def _hook_for(self, parameter: weakref.ref[torch.Tensor]) -> Callable[[torch.Tensor], None]:
         """Return a hook that holds the parameter weakly: one that held it would keep it for ever."""
@@ -112,6 +114,13 @@ class Gradients:
             total.add_(gradient.detach())
         else:
             self._sums[key] = total.to_dense() + gradient.detach().to_dense()
+
+
+def _put_first(parameter: torch.Tensor, hook: int) -> None:
+    """Let our hook see the gradient before hooks of the program, which may reduce or replace it."""
+    hooks = parameter._backward_hooks
+    if isinstance(hooks, OrderedDict) and hook in hooks:
+        hooks.move_to_end(hook, last=False)
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -81,6 +81,7 @@ class Optimizers:
         number = self._session.optimizers.number(optimizer)
         if not self._session.clock.optimizer_began(number, has_closure=has_closure):
             return
+        self._session.gradients_read()
         inside_backward = torch._C._current_graph_task_id() >= 0
         self._gradients.emit_sums(parameters if inside_backward else None)
         call = self._session.clock.ordinal(Kind.SCHEDULE, f"optimizer.{number}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from tensortrace.tracer.hooks.gradients import Gradients
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.placements import Wrapper
 from tensortrace.tracer.types import Kind, Meta
@@ -15,16 +17,56 @@ from tensortrace.tracer.types import Kind, Meta
 NO_REDUCTION = "no reduction across ranks was seen"
 
 
-class Reductions:
-    """Knows which wrappers will reduce in the coming backward, and records the outcome."""
+@dataclass(slots=True)
+class _Unclaimed:
+    """What was reduced since the last backward in memory that is no gradient's: copies of some, perhaps."""
 
-    def __init__(self, session: Session) -> None:
+    numel: int = 0
+    op: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+class Reductions:
+    """Knows which wrappers will reduce in the coming backward, and records the outcome.
+
+    A program may also flatten its gradients into a buffer, reduce that and copy back. The copies can't be
+    traced; but where at least as many elements were reduced as the gradients have, and no gradient was
+    reduced in place, the gradients are recorded as reduced when something next reads them (``settle``).
+    """
+
+    def __init__(self, session: Session, gradients: Gradients) -> None:
         self._session = session
+        self._gradients = gradients
+        self._unclaimed = _Unclaimed()
         self._due: dict[int, tuple[weakref.ref[nn.Module], Wrapper]] = {}
         self._seen = False
         session.sink.absent(Kind.REDUCED_GRAD, NO_REDUCTION)
         session.on_wrapper.append(self._wrapper_called)
         session.after_backward.append(self._after_backward)
+
+    def collective_ended(self, tensors: list[torch.Tensor], *, op: str, ranks: tuple[int, ...]) -> None:
+        """Note that the program itself reduced these tensors, in place, over the ranks."""
+        inside_backward = self._session.clock.is_recompute()
+        if not inside_backward and not self._session.clock.backward_ran:
+            return
+        reduced = _sharing_memory(self._gradients.parameters(), tensors)
+        if reduced:
+            self._unclaimed = _Unclaimed()
+            self.record(reduced, op=op, ranks=ranks)
+            return
+        if inside_backward:
+            return
+        numel = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+        self._unclaimed = _Unclaimed(self._unclaimed.numel + numel, op, ranks)
+
+    def settle(self) -> None:
+        """Record gradients that were reduced through copies; called before a clip, an unscale or a step."""
+        unclaimed, self._unclaimed = self._unclaimed, _Unclaimed()
+        if not unclaimed.numel:
+            return
+        graded = [parameter for parameter in self._gradients.parameters() if parameter.grad is not None]
+        if graded and unclaimed.numel >= sum(parameter.numel() for parameter in graded):
+            self.record(graded, op=unclaimed.op, ranks=unclaimed.ranks)
 
     def record(self, parameters: Iterable[torch.Tensor], *, op: str, ranks: tuple[int, ...]) -> None:
         """Record ``.grad`` of these parameters as reduced over the ranks by ``op``."""
@@ -49,6 +91,7 @@ class Reductions:
             self._due.pop(id(module), None)
 
     def _after_backward(self) -> None:
+        self._unclaimed = _Unclaimed()
         due, self._due = self._due, {}
         for key, (reference, wrapper) in due.items():
             module = reference()
@@ -60,3 +103,24 @@ class Reductions:
                 continue
             layout = wrapper.layout(module)
             self.record(parameters, op=layout.op, ranks=layout.mesh.ranks)
+
+
+def _sharing_memory(parameters: Iterable[torch.Tensor], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parameters whose ``.grad`` has bytes in common with one of the tensors."""
+    spans = [_span(tensor) for tensor in tensors]
+    found = []
+    for parameter in parameters:
+        if parameter.grad is not None:
+            first, last = _span(parameter.grad)
+            if any(start < last and first < end for start, end in spans):
+                found.append(parameter)
+    return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses that a tensor's elements lie between."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return 0, 0
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.data_ptr()
+    return first, first + (reach + 1) * tensor.element_size()

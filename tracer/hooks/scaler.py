@@ -50,6 +50,7 @@ class Scalers:
 
         @functools.wraps(original_unscale)
         def unscale_(self: GradScaler, optimizer: Optimizer) -> None:
+            scalers._before_unscale()
             original_unscale(self, optimizer)
             scalers._after_unscale(self, optimizer)
 
@@ -84,7 +85,11 @@ class Scalers:
     def _number(self, scaler: GradScaler) -> None:
         self._order.number(scaler)
 
-    @guard("unscale")
+    @guard("unscale: before")
+    def _before_unscale(self) -> None:
+        self._session.gradients_read()
+
+    @guard("unscale: after")
     def _after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         if not scaler.is_enabled():
             return

@@ -24,7 +24,8 @@ class Session:
     """One recording in this process; all its methods are called inside guarded hooks.
 
     ``on_wrapper`` runs when a wrapper's forward begins, ``on_backward`` when an outermost backward is about
-    to begin, ``after_backward`` when it has ended. While ``muted`` isn't 0, gradients that arrive are those
+    to begin, ``after_backward`` when it has ended, ``on_read`` (through ``gradients_read``) before a clip, an
+    unscale or an optimizer step reads gradients. While ``muted`` isn't 0, gradients that arrive are those
     of a side computation and are not recorded.
     """
 
@@ -37,6 +38,7 @@ class Session:
         self.optimizers: Order[Optimizer] = Order()
         self.muted = 0
         self.arrived: set[int] = set()
+        self.on_read: list[Callable[[], None]] = []
         self.on_wrapper: list[Callable[[Wrapper, nn.Module], None]] = []
         self.on_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[], None]] = []
@@ -92,6 +94,11 @@ class Session:
             self._note_layout(wrapper, module)
         for listener in self.on_wrapper:
             listener(wrapper, module)
+
+    def gradients_read(self) -> None:
+        """Tell whoever waits for it that the program is about to use its gradients."""
+        for listener in self.on_read:
+            listener()
 
     def backward_reached(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Tell whether the backward that just ended brought a gradient to any of these parameters."""
