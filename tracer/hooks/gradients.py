@@ -117,10 +117,16 @@ class Gradients:
 
 
 def _put_first(parameter: torch.Tensor, hook: int) -> None:
-    """Let our hook see the gradient before hooks of the program, which may reduce or replace it."""
+    """Let our hook see the gradient before hooks of the program, which may reduce or replace it.
+
+    Autograd goes through the underlying dict in order of insertion, which ``move_to_end`` doesn't change.
+    """
     hooks = parameter._backward_hooks
     if isinstance(hooks, OrderedDict) and hook in hooks:
-        hooks.move_to_end(hook, last=False)
+        others = [(key, value) for key, value in hooks.items() if key != hook]
+        for key, _ in others:
+            del hooks[key]
+        hooks.update(others)
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
