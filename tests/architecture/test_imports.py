@@ -16,7 +16,8 @@ LAYERS = """
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
     | tracer.settings | tracer.environment
   < tracer.claim | tracer.ring | tracer.progress | tracer.manifest_safetensors
-  < tracer.placements | tracer.reader | tracer.writer | tracer.hooks
+  < tracer.placements
+  < tracer.reader | tracer.writer | tracer.hooks
   < tracer.staging
   < tracer.quota
   < tracer.recorder
