@@ -1,0 +1,1 @@
+"""Re-execution of recorded boundaries; nothing is implemented yet."""

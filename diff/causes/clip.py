@@ -151,9 +151,6 @@ def before_unscale(case: Case) -> Sequence[Proposal]:
     slot = case.origin.node.slot
     if slot.name != CLIP or slot.slot != "total_norm" or not case.arrays:
         return ()
-    gradients = case.pair.gradients_b
-    if not any(gradients.unscaled_late(name) for name in gradients.names):
-        return ()  # never unscaled at all is another mistake
     left, right = (list(side) for side in zip(*case.arrays, strict=True))
     proposals = []
     for scale in _loss_scales(case.pair.b):
