@@ -270,11 +270,15 @@ def _plan_groups(pair: StepPair, plan: StepPlan) -> None:
             continue  # the other value of a mixed group is already told
         compared.add(slot)
         names = ", ".join(sorted(m[0] for m in members)[:3]) + (", …" if len(members) > 3 else "")
-        text = f"{slot.slot} of {len(members)} parameters ({names})"
+        text = f"{slot.slot} of {_parameters(len(members))} ({names})"
         parents = positions if slot.slot == "lr" else ()
         plan.comparisons = [c for c in plan.comparisons if c.slot != slot] if differs else plan.comparisons
         plan.comparisons.append(_exact(slot, x, y, parents, text=text))
     _plan_membership(values_a, values_b, plan)
+
+
+def _parameters(count: int) -> str:
+    return f"{count} parameter{'s' if count > 1 else ''}"
 
 
 Values = dict[tuple[str, str, int], tuple[Slot, Item]]
@@ -302,7 +306,7 @@ def _plan_membership(values_a: Values, values_b: Values, plan: StepPlan) -> None
             by_slot[slot._replace(slot="members")].append((name, item))
         for slot, found in by_slot.items():
             names = ", ".join(n for n, _ in found[:3]) + (", …" if len(found) > 3 else "")
-            text = f"{len(found)} parameters are in an optimizer only in {side}: {names}"
+            text = f"{_parameters(len(found))} in an optimizer only in {side}: {names}"
             plan.one_sided.append(
                 OneSided("a" if side == "a" else "b", slot, None, (found[0][1],), text, diverges=True)
             )
