@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tensortrace.diff.result import Result
+from tensortrace.diff.result import Result, Where
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
@@ -21,6 +22,9 @@ BIN = Path(sys.executable).parent
 """Where ``trace`` and ``torchrun`` of this environment lie."""
 
 TIMEOUT_S = 300
+
+REQUIRED = {"allowed", "error", "ratio", "residual_before", "residual_after", "floor"}
+"""The numbers that a judgement or a cause always has."""
 
 
 @dataclass(frozen=True)
@@ -107,18 +111,27 @@ def diff(a: Path, b: Path, *options: str) -> Diffed:
 
 
 def _typed(document: dict[str, object]) -> Result:
-    """Return a result as Python has it: JSON holds the key of a finding flat, beside its other fields."""
+    """Return a result as Python has it: JSON holds a finding's key flat, and null for infinity and NaN."""
 
-    def nested(finding: dict[str, object]) -> dict[str, object]:
-        key = {name: finding.pop(name) for name in ("step", "microbatch", "kind", "name", "slot", "call")}
-        finding.pop("rel_l2")
-        return finding | {"where": key}
+    def finding(fields: dict[str, object]) -> dict[str, object]:
+        key = {name: fields.pop(name) for name in Where.__struct_fields__}
+        fields.pop("rel_l2")
+        return {**fields, "where": key, "judgement": _finite(fields["judgement"])}
 
+    findings = list[dict[str, object]]
     for part in ("origins", "receivers"):
-        document[part] = [nested(f) for f in msgspec.convert(document[part], list[dict[str, object]])]
+        document[part] = [finding(fields) for fields in msgspec.convert(document[part], findings)]
     if document["first_divergent"] is not None:
-        document["first_divergent"] = nested(msgspec.convert(document["first_divergent"], dict[str, object]))
+        [document["first_divergent"]] = map(finding, msgspec.convert([document["first_divergent"]], findings))
+    document["causes"] = [_finite(cause) for cause in msgspec.convert(document["causes"], findings)]
     return msgspec.convert(document, Result)
+
+
+def _finite(record: object) -> object:
+    """Return a judgement or a cause with infinity where a number that it must have is null."""
+    if not isinstance(record, dict):
+        return record
+    return record | {name: math.inf for name in REQUIRED & record.keys() if record[name] is None}
 
 
 def have(program: str) -> bool:
