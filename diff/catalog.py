@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -69,6 +69,17 @@ class StepView:
             for slot, items in self.items.items()
             if slot.kind == kind and phase in (None, slot.phase)
         )
+
+    def named(self, kind: Kind, name: str) -> Sequence[Slot]:
+        """Return the slots of one kind and name, in the order in which they were recorded."""
+        return self._by_name.get((kind, name), ())
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[Kind, str], list[Slot]]:
+        found: dict[tuple[Kind, str], list[Slot]] = defaultdict(list)
+        for slot in self.items:
+            found[(slot.kind, slot.name)].append(slot)
+        return dict(found)
 
     def last_microbatch(self) -> int:
         """Return the number of the window's last microbatch, 0 where there is none."""

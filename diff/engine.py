@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -173,7 +173,11 @@ def _execute(
         view_a, view_b = a.view(step), b.view(step - offset)
         pair_ = StepPair(view_a, view_b, state_a, state_b)
         plan = StepPlan(step)
-        _plan_step(pair_, plan, whole=not (a.cut_at(step) or b.cut_at(step - offset)))
+        _plan_step(pair_, plan)
+        if a.cut_at(step) or b.cut_at(step - offset):
+            _keep(_BY_ROWS, plan, f"step {step} is not whole: only its rows are compared")
+        elif a.lossy or b.lossy:
+            _keep(_WITHOUT_SUMS, plan, "boundaries were dropped: what sums over the batch is not compared")
         execution.run(_selected(excused(plan, a, b, offset), options), previous, pair_)
         notes += plan.notes
         if progress:
@@ -190,17 +194,23 @@ _BY_ROWS = frozenset({Kind.INPUT, Kind.ACTIVATION})
 """Kinds that can be compared where only some parts of a batch were recorded."""
 
 
-def _plan_step(pair_: StepPair, plan: StepPlan, *, whole: bool) -> None:
-    """Plan one step; of one that a rank did not finish only what is compared row by row."""
+_WITHOUT_SUMS = frozenset(Kind) - {
+    Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD,
+}  # fmt: skip
+"""Kinds that can be compared where any part of a sum over the batch, or a token weight, may be lost."""
+
+
+def _keep(kinds: Container[Kind], plan: StepPlan, note: str) -> None:
+    plan.notes.append(note)
+    plan.comparisons = [c for c in plan.comparisons if c.slot.kind in kinds]
+    plan.one_sided = [o for o in plan.one_sided if o.slot.kind in kinds]
+
+
+def _plan_step(pair_: StepPair, plan: StepPlan) -> None:
     plan.notes += [*pair_.batch_a.notes, *pair_.batch_b.notes]
     if pair_.pairing.by_order:
         plan.notes.append("some rows did not match by content and were paired by order")
     plan_passes(pair_, plan)
-    if not whole:
-        plan.notes.append(f"step {plan.step} is not whole: only its rows are compared")
-        plan.comparisons = [c for c in plan.comparisons if c.slot.kind in _BY_ROWS]
-        plan.one_sided = [o for o in plan.one_sided if o.slot.kind in _BY_ROWS]
-        return
     plan_rows(pair_, plan)
     plan_gradients(pair_, plan)
     plan_state(pair_, plan)

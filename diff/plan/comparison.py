@@ -163,7 +163,11 @@ class StepPair:
 
     def group(self, part: Part) -> int | None:
         """Return the microbatch under which a part is compared; None where the splits differ."""
-        return part.number if part.phase == "train" and self.pairing.same_split() else None
+        return part.number if part.phase == "train" and self._same_split else None
+
+    @cached_property
+    def _same_split(self) -> bool:
+        return self.pairing.same_split()
 
 
 def _rungs(view: StepView) -> set[Kind]:

@@ -203,15 +203,19 @@ def _module_refs(name: str, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref,
     outs: dict[Ref, None] = {}
     ins: dict[Ref, None] = {}
     for view in (pair.a, pair.b):
-        for slot, items in view.items.items():
-            if slot.name not in owners or slot.phase != "train":
-                continue
-            groups = {pair.group(i.part) for i in items if i.part is not None}
-            if slot.kind == Kind.ACTIVATION_GRAD and slot.slot.startswith("out"):
-                outs |= {(g, slot): None for g in groups}
-            elif slot.kind == Kind.ACTIVATION and slot.slot.startswith("in."):
-                ins |= {(g, slot): None for g in groups}
+        for owner in sorted(owners):
+            for slot in view.named(Kind.ACTIVATION_GRAD, owner):
+                if slot.phase == "train" and slot.slot.startswith("out"):
+                    outs |= _by_group(slot, view, pair)
+            for slot in view.named(Kind.ACTIVATION, owner):
+                if slot.phase == "train" and slot.slot.startswith("in."):
+                    ins |= _by_group(slot, view, pair)
     return tuple(outs), tuple(ins)
+
+
+def _by_group(slot: Slot, view: StepView, pair: StepPair) -> dict[Ref, None]:
+    groups = {pair.group(i.part) for i in view.items[slot] if i.part is not None}
+    return {(group, slot): None for group in groups}
 
 
 def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> Slot:

@@ -102,14 +102,7 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
 def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
     name, call = slot.name, slot.call
     before: tuple[Ref, ...] = ((None, window_slot(Kind.PARAM, name, "model")),)
-    states = sorted(
-        {
-            s.slot
-            for v in (pair.a, pair.b)
-            for s in v.items
-            if s.kind == Kind.OPTIMIZER_STATE and s.name == name
-        }
-    )
+    states = sorted({s.slot for v in (pair.a, pair.b) for s in v.named(Kind.OPTIMIZER_STATE, name)})
     if slot.kind == Kind.BUFFER or slot.slot == "start":
         return (), before if slot.kind == Kind.PARAM else ((None, slot),)
     schedule = tuple((None, s) for s in _group_slots(name, call, pair))
@@ -206,9 +199,9 @@ def update_inputs(name: str, view: StepView, before: StepView) -> UpdateInputs |
 
 def _states(name: str, view: StepView) -> dict[str, np.ndarray]:
     return {
-        slot.slot: replica(items).read().astype(np.float64)
-        for slot, items in view.find(Kind.OPTIMIZER_STATE)
-        if slot.name == name and slot.call == 0
+        slot.slot: replica(view.items[slot]).read().astype(np.float64)
+        for slot in view.named(Kind.OPTIMIZER_STATE, name)
+        if slot.call == 0
     }
 
 

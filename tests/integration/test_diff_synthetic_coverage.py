@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tensortrace.tracer.types import Kind, Promise
+from tensortrace.tracer.types import Drops, Kind, Promise
 from tests.integration.judged import Judge, codes, lacking, origins, place
-from tests.simulated import Program
+from tests.simulated import At, Program
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,20 @@ def test_a_rank_without_any_recording_leaves_rows_to_compare(judge: Judge) -> No
     assert result.verdict == "incomplete", result.headline
     assert result.coverage.by_kind.get("activation", 0) > 0
     assert any("no recording of rank 1 of 2" in m.reason for m in result.coverage.missing)
+
+
+@pytest.mark.parametrize("reference", [1, 2])
+def test_boundaries_that_were_dropped_while_recording_are_no_divergence(judge: Judge, reference: int) -> None:
+    class Lossy(Program):
+        def keeps(self, at: At) -> bool:
+            return sum(at.name.encode()) % 3 != (at.step + at.rank) % 3 or at.step == -1
+
+    drops = Drops(count=100, size_bytes=1000, reasons={"the buffer was full": 100})
+    path = judge.write(Lossy(ranks=2), drops=drops)
+    result = judge(Program(ranks=reference), path)
+    assert result.verdict == "incomplete", result.headline
+    assert result.coverage.compared > 50
+    assert any("dropped boundaries" in m.reason for m in result.coverage.missing)
 
 
 def test_steps_that_only_one_run_has_are_said_and_count(judge: Judge) -> None:
