@@ -12,6 +12,8 @@ from tensortrace.tracer.hooks.guard import unobserved
 
 Digest = tuple[int, ...]
 
+COLUMNS = 64
+
 
 class Digests:
     """The digest of each parameter or buffer when it was last recorded.
@@ -50,8 +52,12 @@ def _digest_of_bytes(tensor: torch.Tensor) -> Digest:
 
 
 def _digest_on_device(tensor: torch.Tensor) -> Digest:
-    """Sum the bytes and their squares on the device: two numbers to wait for instead of the tensor."""
+    """Add up the words on the device, in 64 columns modulo 2^32: a few numbers to wait for.
+
+    The sums are made in the words' own type, since another would take memory for a converted copy.
+    """
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    wide = flat.view(torch.int32) if flat.numel() % 4 == 0 else flat
-    sums = torch.stack([wide.sum(dtype=torch.int64), (wide.to(torch.int64) ** 2).sum(dtype=torch.int64)])
-    return (*tensor.shape, *sums.tolist())
+    whole = flat.numel() // (4 * COLUMNS) * 4 * COLUMNS
+    words = flat[:whole].view(torch.int32).reshape(-1, COLUMNS)
+    sums = words.sum(dim=0, dtype=torch.int32)
+    return (*tensor.shape, *sums.tolist(), *flat[whole:].tolist())

@@ -135,8 +135,12 @@ class Modules:
         if frame.at.microbatch is not None:
             uses.watch(session, module, frame.name, frame.at, tensors_of_call(args, kwargs), result)
         for slot, tensor in tensors_of_result(result):
-            producers = tuple(frame.inputs) if not frame.outputs else self._came_from(tensor, frame)
-            event = self._record(tensor, frame, slot, producers, frame.meta, is_output=True)
+            producers, meta = tuple(frame.inputs), frame.meta
+            if frame.outputs:
+                producers = session.producers.find(tensor)
+                if not producers:
+                    producers, meta = (*frame.inputs, *frame.outputs), _assumed(frame.meta)
+            event = self._record(tensor, frame, slot, producers, meta, is_output=True)
             if event is not None and parent is not None:
                 parent.outputs.append(event)
 
@@ -173,8 +177,7 @@ class Modules:
         for slot, tensor in given:
             producers, meta = self._session.producers.find(tensor), frame.meta
             if not producers and parent is not None and (parent.outputs or parent.inputs):
-                producers = tuple(parent.outputs or parent.inputs)
-                meta = _assumed(meta)
+                producers, meta = (*parent.inputs, *parent.outputs), _assumed(meta)
             event = self._record(tensor, frame, slot, producers, meta, is_output=False)
             if event is not None:
                 frame.inputs.append(event)
@@ -210,10 +213,6 @@ class Modules:
         if tensor.requires_grad and session.clock.gradients_arrive() and at.microbatch is not None:
             self._grads.watch(tensor, at, name, slot, call.number, total=not is_output)
         return event
-
-    def _came_from(self, tensor: torch.Tensor, frame: Frame) -> tuple[int, ...]:
-        """Return what a parent's output came from; its children's outputs at worst, as it has some."""
-        return self._session.producers.find(tensor) or tuple(frame.outputs)
 
     def _describe(self, module: nn.Module) -> Meta:
         return Meta(

@@ -59,6 +59,7 @@ class Names:
         self._tensors: dict[int, tuple[weakref.ref[torch.Tensor], TensorName]] = {}
         self._unowned: dict[int, tuple[weakref.ref[torch.Tensor], TensorName]] = {}
         self._unowned_count = 0
+        self._standalone: set[type[nn.Module]] = set()
 
     def module(self, module: nn.Module) -> ModuleName:
         """Return a module's name; an unknown module makes its root known, or is a root itself."""
@@ -67,7 +68,7 @@ class Names:
             self.refresh()
             name = self._known_module(module)
         if name is None:
-            self._add_root(_biggest_container(module))
+            self._add_root(self._container(module))
             name = self._known_module(module)
         assert name is not None
         return name
@@ -132,6 +133,18 @@ class Names:
                     seen.add(id(tensor))
                     yield tensor, self.tensor(tensor)
 
+    def _container(self, module: nn.Module) -> nn.Module:
+        """Return the biggest live module around this one.
+
+        Looking for it takes a tenth of a second, which criteria made anew each step must not cost.
+        """
+        if _is_stateless(module) and type(module) in self._standalone:
+            return module
+        container = _biggest_container(module)
+        if container is module and _is_stateless(module):
+            self._standalone.add(type(module))
+        return container
+
     def _name_unowned(self, tensor: torch.Tensor) -> TensorName:
         name = TensorName(f"param.{self._unowned_count}")
         self._unowned_count += 1
@@ -146,7 +159,10 @@ class Names:
         root = _Root(module, self._prefix_for(module) if prefix is None else prefix)
         self._roots = [root, *self._roots] if root.prefix == "" else [*self._roots, root]
         self._roots = [known for known in self._roots if known not in covered]
-        self.refresh()
+        if covered or root.prefix == "":
+            self.refresh()
+        else:
+            self._scan(module, root.prefix)
 
     def _prefix_for(self, module: nn.Module) -> str:
         """Return "" for the first root that can be trained, else the class name, numbered if taken.
@@ -157,7 +173,7 @@ class Names:
         taken = {root.prefix for root in self._roots if root.module() is not None}
         if "" not in taken and any(parameter.requires_grad for parameter in module.parameters()):
             return ""
-        name, number = type(module).__name__, 0
+        name, number = type(_unwrapped(module)).__name__, 0
         while (prefix := f"{name}.{number}" if number else name) in taken:
             number += 1
         return prefix
@@ -187,20 +203,33 @@ def _describe(path: str, module: nn.Module) -> ModuleName:
 
 def _wrapped_attribute(module: nn.Module) -> str | None:
     """Return the name of the attribute that holds the module this one wraps, or None."""
-    for name in module._modules:
+    children = [name for name, _ in _children(module)]
+    for name in children:
         if name in ALWAYS_WRAPPERS:
             return name
-    if type(module).__name__ in HOLD_MODULE and "module" in module._modules:
+    if type(module).__name__ in HOLD_MODULE and "module" in children:
         return "module"
-    return next((w.child for w in WRAPPERS if w.child in module._modules and w.matches(module)), None)
+    return next((w.child for w in WRAPPERS if w.child in children and w.matches(module)), None)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return the innermost module that the module wraps, or itself."""
+    while (attribute := _wrapped_attribute(module)) is not None:
+        module = dict(_children(module))[attribute]
+    return module
+
+
+def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return (name, child); a scripted module's children can be listed and not iterated over."""
+    return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
 def _walk(module: nn.Module, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, nn.Module]]:
     """Yield (canonical path, module) depth first, a shared module once per path to it."""
     yield path, module
     wrapped = _wrapped_attribute(module)
-    for name, child in module._modules.items():
-        if child is not None and id(child) not in above:
+    for name, child in _children(module):
+        if id(child) not in above:
             below = path if name == wrapped else _join(path, name)
             yield from _walk(child, below, (*above, id(module)))
 
@@ -218,6 +247,10 @@ def _own_tensors(module: nn.Module) -> list[torch.Tensor]:
     return [tensor for _, tensor in _named_tensors(module)]
 
 
+def _is_stateless(module: nn.Module) -> bool:
+    return not (_children(module) or _named_tensors(module))
+
+
 def _live_modules() -> list[nn.Module]:
     """Return every module that is alive and initialised; the type is asked, objects may lie about it."""
     return [
@@ -231,9 +264,8 @@ def _biggest_container(module: nn.Module) -> nn.Module:
     """Return the biggest live module that contains this one, or itself."""
     parents: dict[int, list[nn.Module]] = {}
     for parent in _live_modules():
-        for child in parent._modules.values():
-            if child is not None:
-                parents.setdefault(id(child), []).append(parent)
+        for _, child in _children(parent):
+            parents.setdefault(id(child), []).append(parent)
     above, todo = {id(module): module}, [module]
     while todo:
         for parent in parents.get(id(todo.pop()), ()):

@@ -53,6 +53,13 @@ def test_a_second_root_has_its_class_as_prefix_and_further_ones_a_number() -> No
     assert names.tensor(first.fc.weight).name == "Judge.fc.weight"
 
 
+def test_a_wrapped_second_root_has_the_class_of_what_is_wrapped() -> None:
+    names, model, judge = Names(), nn.Linear(2, 2), nn.DataParallel(nn.Sequential(nn.Linear(2, 1)))
+    assert names.module(model).name == "(root)"
+    assert names.module(judge).name == "Sequential"
+    assert names.module(judge.module[0]).name == "Sequential.0"
+
+
 def test_a_root_that_cannot_be_trained_never_takes_the_main_name() -> None:
     names, transform, model = Names(), nn.Flatten(), nn.Linear(2, 2)
     assert names.module(transform).name == "Flatten"
