@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -90,17 +91,47 @@ def by_rows(
     Raises NotComparable where parts are missing or the dimensions cannot be read.
     """
     of_a, of_b = _by_part(a), _by_part(b)
-    labels = label_dims(
-        [(i.entry.local_shape, pairing.extents_a[p]) for p, i in of_a.items() if p in pairing.extents_a]
-        + [(i.entry.local_shape, pairing.extents_b[p]) for p, i in of_b.items() if p in pairing.extents_b]
-    )
+    labels = _read_dims(of_a, of_b, pairing)
+    if not _has_rows(labels):  # a causal loss shifts by one: tensors of one position fewer
+        shorter = _one_position_fewer(pairing)
+        shifted = _read_dims(of_a, of_b, shorter)
+        if _has_rows(shifted):
+            labels, pairing = shifted, shorter
     if labels is None:
         shapes = sorted({i.entry.local_shape for i in (*a, *b)})
         raise NotComparable(f"local shapes {shapes} do not follow the batch's rows and positions")
     pairs = [p for p in pairing.pairs if p[0].part in of_a and p[1].part in of_b]
-    if "rows" in labels or "flat" in labels:
+    if _has_rows(labels):
         return _stack_rows(of_a, of_b, labels, pairs, pairing, scale_b)
     return _shared(of_a, of_b, labels, pairs, scale_b, additive)
+
+
+def _read_dims(of_a: dict[Part, Item], of_b: dict[Part, Item], pairing: Pairing) -> tuple[Label, ...] | None:
+    return label_dims(
+        [(i.entry.local_shape, pairing.extents_a[p]) for p, i in of_a.items() if p in pairing.extents_a]
+        + [(i.entry.local_shape, pairing.extents_b[p]) for p, i in of_b.items() if p in pairing.extents_b]
+    )
+
+
+def _has_rows(labels: tuple[Label, ...] | None) -> bool:
+    return labels is not None and ("rows" in labels or "flat" in labels)
+
+
+def _one_position_fewer(pairing: Pairing) -> Pairing:
+    """Return the pairing as it is for tensors that hold all positions of a row but its last."""
+
+    def extent(found: Extent) -> Extent:
+        return Extent(found.rows, found.positions - 1 if found.positions else None)
+
+    def row(found: Row) -> Row:
+        return found._replace(stop=max(found.start, found.stop - 1))
+
+    return replace(
+        pairing,
+        pairs=tuple((row(x), row(y)) for x, y in pairing.pairs),
+        extents_a={part: extent(e) for part, e in pairing.extents_a.items()},
+        extents_b={part: extent(e) for part, e in pairing.extents_b.items()},
+    )
 
 
 def _by_part(items: Sequence[Item]) -> dict[Part, Item]:

@@ -61,9 +61,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class OneSided:
-    """A boundary that only one run has. ``diverges`` tells a defect from a gap in coverage."""
+    """A boundary that only one run has, or that is not judged. ``diverges`` tells a defect from a gap."""
 
-    side: Literal["a", "b"]
+    side: Literal["a", "b", "both"]
     slot: Slot
     microbatch: int | None
     items: tuple[Item, ...]

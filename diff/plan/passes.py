@@ -18,18 +18,26 @@ from tensortrace.tracer.types import ROOT, Kind
 
 Ref = tuple[int | None, Slot]
 _SUMMED = ("sum", "count")
+_UNUSED = "nothing consumed this output and no gradient reached it, unlike others of the same call"
 
 
 def plan_passes(pair: StepPair, plan: StepPlan) -> None:
     """Add the comparisons of one step's forward and backward passes to the plan."""
     edges = _Edges(pair)
+    returned = {s for view in (pair.a, pair.b) for s in _returned_losses(view)}
     for slot in dict.fromkeys((*pair.a.items, *pair.b.items)):
         if slot.phase == "window" or (slot.kind == Kind.LOSS and not _judged_loss(slot, pair)):
             continue
+        if slot._replace(kind=Kind.ACTIVATION) in returned:
+            continue
         if slot.kind == Kind.LOSS and slot.slot in _SUMMED and slot.call:
             continue  # chunked losses are summed under call 0
+        unused = edges.unused(slot)
         for microbatch, a, b in _groups(slot, pair):
-            _plan_one(slot, microbatch, a, b, pair, plan, edges)
+            if unused and a and b:
+                plan.one_sided.append(OneSided("both", slot, microbatch, (*a, *b), _UNUSED, counts=False))
+            else:
+                _plan_one(slot, microbatch, a, b, pair, plan, edges)
     if not pair.scale.observed and pair.pairing.pairs and not pair.same_scheme:
         plan.notes.append(
             "scale not observed: no token weight was recorded, gradients compared up to a factor"
@@ -62,6 +70,22 @@ def _judged_loss(slot: Slot, pair: StepPair) -> bool:
         has_sum = any(s.name == slot.name and s.slot == "sum" for s in (*pair.a.items, *pair.b.items))
         return pair.same_scheme and not has_sum and slot.name != "backward"
     return True
+
+
+def _returned_losses(view: StepView) -> list[Slot]:
+    """Return the activations that are a loss's value, bit for bit, in every part.
+
+    A module that returns its loss (a criterion, a model given labels) repeats the ``loss`` boundary. Its
+    value depends on the scheme, so sum, count and token weight are compared in its place.
+    """
+    losses = {
+        (item.part, item.entry.digest)
+        for slot, items in view.find(Kind.LOSS)
+        if slot.slot == "value"
+        for item in items
+    }
+    scalars = ((s, i) for s, i in view.find(Kind.ACTIVATION) if all(x.entry.local_shape == () for x in i))
+    return [s for s, items in scalars if all((i.part, i.entry.digest) in losses for i in items)]
 
 
 def _groups(slot: Slot, pair: StepPair) -> Iterable[tuple[int | None, tuple[Item, ...], tuple[Item, ...]]]:
@@ -202,6 +226,22 @@ class _Edges:
         if slot.kind == Kind.LOSS and slot.slot == "target":  # labels come with the rows that they label
             parents |= {(microbatch, s): None for s in self.inputs[(slot.phase, microbatch)]}
         return tuple(parents), ()
+
+    def unused(self, slot: Slot) -> bool:
+        """Tell whether an output took no part in the objective though others of its call did.
+
+        Such as the last state of a recurrent layer over padded rows, which depends on the padded length.
+        """
+        if slot.kind != Kind.ACTIVATION or slot.phase != "train" or not slot.slot.startswith("out."):
+            return False
+        graded = {
+            s.slot
+            for view in (self.pair.a, self.pair.b)
+            for s in view.items
+            if (s.kind, s.name, s.call) == (Kind.ACTIVATION_GRAD, slot.name, slot.call)
+        }
+        consumed = any(ref[1] == slot for ref in self.consumers)
+        return not consumed and slot.slot not in graded and any(g.startswith("out.") for g in graded)
 
     def _inputs(self, slot: Slot, microbatch: int | None) -> list[Slot]:
         call = (slot.phase, slot.name, slot.call, microbatch)

@@ -38,3 +38,9 @@ def test_an_attention_map_has_positions_twice() -> None:
 
 def test_a_size_that_follows_nothing_has_no_reading() -> None:
     assert label_dims([((8, 3), Extent(8, 64)), ((8, 5), Extent(8, 50))]) is None
+
+
+def test_targets_shifted_by_one_are_read_with_one_position_fewer() -> None:
+    short = [((36,), Extent(4, 9)), ((72,), Extent(8, 9))]
+    assert label_dims([((36,), Extent(4, 10)), ((72,), Extent(8, 10))]) is None
+    assert label_dims(short) == ("flat",)
