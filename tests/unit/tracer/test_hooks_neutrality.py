@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import lru_cache
 
 import pytest
 import torch
@@ -16,10 +17,15 @@ from tests.unit.tracer.programs import PROGRAMS
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning", "ignore:.*lr_scheduler.step")
 
 
+@lru_cache
+def unrecorded(name: str) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    return PROGRAMS[name]()
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_bit_is_the_same_with_and_without_recording(name: str) -> None:
-    torch.manual_seed(1)
-    expected = PROGRAMS[name]()
+    expected = unrecorded(name)
     torch.manual_seed(1)
     with recording() as sink:
         found = PROGRAMS[name]()
@@ -50,8 +56,7 @@ def test_an_error_in_any_hook_leaves_the_training_as_it_was(fault: str) -> None:
         "handwritten_loss_and_step",
     )
     for name in (*names, "schedulers"):
-        torch.manual_seed(1)
-        expected = PROGRAMS[name]()
+        expected = unrecorded(name)
         torch.manual_seed(1)
         with recording(may_fail=True) as sink:
             hooks.guard.inject(fault)
