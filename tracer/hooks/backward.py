@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
+from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks import handwritten
-from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.optimizer_depth import inside_optimizer
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.types import Kind, Meta

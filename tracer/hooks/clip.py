@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad
 
-from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.copies import unobserved
+from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.types import Kind, Meta
 

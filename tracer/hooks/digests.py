@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import xxhash
 
-from tensortrace.tracer.hooks.guard import unobserved
+from tensortrace.tracer.copies import unobserved
 
 Digest = tuple[int, ...]
 

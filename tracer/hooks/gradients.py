@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.copies import unobserved
+from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.types import Kind
 

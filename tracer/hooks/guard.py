@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
-from torch.utils import _python_dispatch
 from torch.utils.data import get_worker_info
 
 from tensortrace.tracer.hooks.sink import Sink
@@ -86,14 +84,3 @@ def guard(name: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
         return guarded
 
     return decorate
-
-
-@contextmanager
-def unobserved() -> Iterator[None]:
-    """Hide our own tensor operations from the program's autograd, autocast and modes."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch._C.DisableTorchFunction())
-        if torch._C._len_torch_dispatch_stack():
-            stack.enter_context(_python_dispatch._disable_current_modes())
-        yield

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch.autograd.graph import Node
 
+from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.clock import Moment
-from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.types import Kind, Meta
 

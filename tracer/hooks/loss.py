@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn import _reduction
 
+from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.clock import Moment
-from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.types import Kind, Meta
@@ -132,24 +133,20 @@ def _record(
         grad_enabled=session.clock.grad_enabled(),
     )
     producers = session.producers.find(given.scores) if given.scores is not None else ()
-    call, recompute = session.clock.take(at, Kind.LOSS, name, "value")
-
-    def emit(tensor: torch.Tensor, slot: str, came_from: tuple[int, ...] = ()) -> int | None:
-        return session.emit(
-            tensor, at, Kind.LOSS, name, slot,
-            call=call, recompute=recompute, producers=came_from, meta=meta,
-        )  # fmt: skip
-
-    summed = emit(total, "sum", producers)
-    emit(account.count, "count")
+    call = session.clock.take(at, Kind.LOSS, name, "value")
+    tensors = {"sum": total, "count": account.count, "value": result}
     if given.target is not None and not given.target.is_floating_point():
-        emit(given.target, "target")
-    value = emit(result, "value", (summed,) if summed is not None else producers)
-    if value is not None:
-        session.producers.add(result, value, is_output=True)
+        tensors["target"] = given.target
+    for slot, tensor in tensors.items():
+        event = session.emit(
+            tensor, at, Kind.LOSS, name, slot,
+            call=call.number, recompute=call.recompute, producers=producers, meta=meta,
+        )  # fmt: skip
+        if slot == "value" and event is not None:
+            session.producers.add(result, event, is_output=True)
     if result.requires_grad:
         scale = account.denominator if given.reduction in ("mean", "batchmean") else None
-        watch_weight(session, result, at, name, call, meta, scale)
+        watch_weight(session, result, at, name, call.number, meta, scale)
 
 
 def watch_weight(

@@ -12,8 +12,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.gradients import Gradients
-from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.optimizer_depth import is_outermost_step
 from tensortrace.tracer.hooks.scaler import Scalers
 from tensortrace.tracer.hooks.schedule import Schedules

@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import torch
 
-from tensortrace.tracer.hooks.guard import cuda_in_use, unobserved
+from tensortrace.tracer.copies import unobserved
+from tensortrace.tracer.hooks.guard import cuda_in_use
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.types import Kind
 

@@ -11,7 +11,8 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.copies import unobserved
+from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.order import Order
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.types import Kind

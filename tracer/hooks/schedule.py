@@ -10,7 +10,8 @@ import torch
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from tensortrace.tracer.hooks.guard import guard, unobserved
+from tensortrace.tracer.copies import unobserved
+from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.order import Order
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.types import Kind, Meta

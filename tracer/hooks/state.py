@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch.optim import Optimizer
 
+from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.digests import Digests
-from tensortrace.tracer.hooks.guard import unobserved
 from tensortrace.tracer.hooks.names import TensorName
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.walk import is_plain, tensors_in
