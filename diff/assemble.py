@@ -11,8 +11,11 @@ import numpy as np
 from tensortrace.diff.catalog import Item, Part
 from tensortrace.diff.rows import Extent, Pairing, Row
 
-Label = Literal["rows", "positions", "flat", ""]
-"""What a dimension of a row-aligned tensor is: samples, positions, both flattened, or neither."""
+Label = Literal["rows", "positions", "flat", "grouped", ""]
+"""What a dimension of a row-aligned tensor is: samples, positions, both flattened, or neither.
+
+``grouped`` is samples flattened with something else: every sample owns as many consecutive entries.
+"""
 
 
 class NotComparable(Exception):
@@ -39,19 +42,25 @@ class Assembled(NamedTuple):
         return self.owners[min(found, len(self.owners) - 1)]
 
 
-def label_dims(cases: Sequence[tuple[tuple[int, ...], Extent]]) -> tuple[Label, ...] | None:
+def label_dims(
+    cases: Sequence[tuple[tuple[int, ...], Extent]], *, row_bound: bool = False
+) -> tuple[Label, ...] | None:
     """Say what each dimension is, from its size in every part of both runs; None where no reading fits.
 
     A dimension is ``rows`` (once, the first or second) if its size is the number of rows in every part,
     ``positions`` (at most twice: attention maps) if it is the padded length in every part, ``flat`` if it is
     their product. Where all parts are padded alike and several dimensions have that size, features cannot be
     told from positions: none is cut, so that padding is compared too rather than features left out.
+    The first dimension is ``grouped`` if it is the same multiple of the number of rows in parts of different
+    numbers of rows, or where ``row_bound`` says that the tensor holds one entry per token (a loss's target).
     """
     if len({len(shape) for shape, _ in cases}) != 1:
         return None
     labels: list[Label] = []
     for dim in range(len(cases[0][0])):
         label = _label(dim, cases, labels)
+        if dim == 0 and not label and _is_grouped(cases, row_bound=row_bound):
+            label = "grouped"
         if label is None:
             return None
         labels.append(label)
@@ -65,7 +74,7 @@ def _label(
     dim: int, cases: Sequence[tuple[tuple[int, ...], Extent]], before: Sequence[Label]
 ) -> Label | None:
     sizes = [(shape[dim], extent) for shape, extent in cases]
-    unlabelled = "rows" not in before and "flat" not in before
+    unlabelled = not {"rows", "flat", "grouped"} & set(before)
     if unlabelled and dim < 2 and all(size == e.rows for size, e in sizes):
         return "rows"
     if before.count("positions") < 2 and all(size == e.positions for size, e in sizes):
@@ -75,6 +84,13 @@ def _label(
     return "" if len({size for size, _ in sizes}) == 1 else None
 
 
+def _is_grouped(cases: Sequence[tuple[tuple[int, ...], Extent]], *, row_bound: bool) -> bool:
+    if any(not e.rows or shape[0] % e.rows or shape[0] <= e.rows for shape, e in cases):
+        return False
+    same = len({shape[0] // e.rows for shape, e in cases}) == 1
+    return same and (row_bound or len({e.rows for _, e in cases}) > 1)
+
+
 def by_rows(
     a: Sequence[Item],
     b: Sequence[Item],
@@ -82,19 +98,21 @@ def by_rows(
     *,
     scale_b: Callable[[Row], float] | None = None,
     additive: bool = False,
+    row_bound: bool = False,
 ) -> Assembled:
     """Bring a row-aligned boundary of both runs to a's row order, padding cut away.
 
     ``scale_b`` divides each row of ``b`` (gradient scale accounting). ``additive`` says that what does not
-    depend on rows is summed over parts (a gradient) instead of being equal in all of them.
+    depend on rows is summed over parts (a gradient) instead of being equal in all of them. ``row_bound``: see
+    ``label_dims``.
 
     Raises NotComparable where parts are missing or the dimensions cannot be read.
     """
     of_a, of_b = _by_part(a), _by_part(b)
-    labels = _read_dims(of_a, of_b, pairing)
+    labels = _read_dims(of_a, of_b, pairing, row_bound=row_bound)
     if not _has_rows(labels):  # a causal loss shifts by one: tensors of one position fewer
         shorter = _one_position_fewer(pairing)
-        shifted = _read_dims(of_a, of_b, shorter)
+        shifted = _read_dims(of_a, of_b, shorter, row_bound=False)
         if _has_rows(shifted):
             labels, pairing = shifted, shorter
     if labels is None:
@@ -106,15 +124,18 @@ def by_rows(
     return _shared(of_a, of_b, labels, pairs, scale_b, additive)
 
 
-def _read_dims(of_a: dict[Part, Item], of_b: dict[Part, Item], pairing: Pairing) -> tuple[Label, ...] | None:
-    return label_dims(
-        [(i.entry.local_shape, pairing.extents_a[p]) for p, i in of_a.items() if p in pairing.extents_a]
-        + [(i.entry.local_shape, pairing.extents_b[p]) for p, i in of_b.items() if p in pairing.extents_b]
-    )
+def _read_dims(
+    of_a: dict[Part, Item], of_b: dict[Part, Item], pairing: Pairing, *, row_bound: bool
+) -> tuple[Label, ...] | None:
+    sides = ((of_a, pairing.extents_a), (of_b, pairing.extents_b))
+    cases = [
+        (i.entry.local_shape, known[p]) for found, known in sides for p, i in found.items() if p in known
+    ]
+    return label_dims(cases, row_bound=row_bound)
 
 
 def _has_rows(labels: tuple[Label, ...] | None) -> bool:
-    return labels is not None and ("rows" in labels or "flat" in labels)
+    return labels is not None and bool({"rows", "flat", "grouped"} & set(labels))
 
 
 def _one_position_fewer(pairing: Pairing) -> Pairing:
@@ -177,6 +198,9 @@ def _piece(
         elif label == "flat":
             first = row.number * (extent.positions or 1) + row.start
             picks.append(slice(first, first + length))
+        elif label == "grouped":
+            size = values.shape[0] // extent.rows
+            picks.append(slice(row.number * size, (row.number + 1) * size))
         else:
             picks.append(slice(None))
     piece = values[tuple(picks)]

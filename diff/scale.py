@@ -53,6 +53,7 @@ def token_weights(view: StepView) -> TokenWeights:
     """Return each part's token weight, from the ``weight`` slots of its losses."""
     weights: dict[Part, list[float]] = {}
     counts: dict[Part, int] = {}
+    masked: dict[Part, int] = {}
     for slot, items in view.find(Kind.LOSS, phase="train"):
         for item in items:
             if item.part is None or not item.source.stored(item.entry):
@@ -61,7 +62,11 @@ def token_weights(view: StepView) -> TokenWeights:
                 counts[item.part] = counts.get(item.part, 0) + int(item.read())
             elif slot.slot == "weight":
                 values = np.ravel(item.read()).astype(np.float64)
-                weights.setdefault(item.part, []).extend(float(v) for v in values[values != 0])
+                weighing = values[values != 0]
+                weights.setdefault(item.part, []).extend(float(v) for v in weighing)
+                if values.size > 1:  # a mask applied outside the loss: what it leaves weighs nothing
+                    masked[item.part] = masked.get(item.part, 0) + len(weighing)
+    counts |= masked
     return TokenWeights({part: _one(values) for part, values in weights.items()}, counts)
 
 

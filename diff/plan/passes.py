@@ -143,7 +143,7 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
         return lambda: Assembled(_total(a), _total(b))
     if slot.kind == Kind.ACTIVATION_GRAD:
         return lambda: by_rows(a, b, pairing, scale_b=gradient_scale(pair), additive=True)
-    return lambda: by_rows(a, b, pairing)
+    return lambda: by_rows(a, b, pairing, row_bound=slot.kind == Kind.LOSS)
 
 
 def _total(items: Sequence[Item]) -> np.ndarray:

@@ -41,6 +41,15 @@ def test_a_size_that_follows_nothing_has_no_reading() -> None:
 
 
 def test_targets_shifted_by_one_are_read_with_one_position_fewer() -> None:
-    short = [((36,), Extent(4, 9)), ((72,), Extent(8, 9))]
-    assert label_dims([((36,), Extent(4, 10)), ((72,), Extent(8, 10))]) is None
-    assert label_dims(short) == ("flat",)
+    assert label_dims([((32,), Extent(4, 9)), ((72,), Extent(8, 10))]) is None
+    assert label_dims([((32,), Extent(4, 8)), ((72,), Extent(8, 9))]) == ("flat",)
+
+
+def test_rows_flattened_with_something_else_are_grouped() -> None:
+    assert label_dims([((12,), Extent(2, None)), ((48,), Extent(8, None))]) == ("grouped",)
+    assert label_dims([((48,), Extent(8, None))], row_bound=True) == ("grouped",)
+
+
+def test_features_are_not_taken_for_groups_of_rows() -> None:
+    assert label_dims([((64,), Extent(8, 10)), ((64,), Extent(4, 10))]) == ("",)
+    assert label_dims([((64,), Extent(8, None))]) == ("",)
