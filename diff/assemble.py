@@ -11,10 +11,11 @@ import numpy as np
 from tensortrace.diff.catalog import Item, Part
 from tensortrace.diff.rows import Extent, Pairing, Row
 
-Label = Literal["rows", "positions", "flat", "grouped", ""]
+Label = Literal["rows", "positions", "flat", "grouped", "stacked", ""]
 """What a dimension of a row-aligned tensor is: samples, positions, both flattened, or neither.
 
-``grouped`` is samples flattened with something else: every sample owns as many consecutive entries.
+``grouped`` is samples flattened with something else: every sample owns as many consecutive entries;
+``stacked`` is whole batches one after the other, as after a concatenation.
 """
 
 
@@ -119,6 +120,9 @@ def by_rows(
         shapes = sorted({i.entry.local_shape for i in (*a, *b)})
         raise NotComparable(f"local shapes {shapes} do not follow the batch's rows and positions")
     pairs = [p for p in pairing.pairs if p[0].part in of_a and p[1].part in of_b]
+    if labels[:1] == ("grouped",):  # sizes cannot tell the two orders apart: the values can
+        orders = (labels, ("stacked", *labels[1:]))
+        return min((_stack_rows(of_a, of_b, o, pairs, pairing, scale_b) for o in orders), key=_distance)
     if _has_rows(labels):
         return _stack_rows(of_a, of_b, labels, pairs, pairing, scale_b)
     return _shared(of_a, of_b, labels, pairs, scale_b, additive)
@@ -185,6 +189,11 @@ def _stack_rows(
     return Assembled(np.concatenate(left), np.concatenate(right), owners, lengths)
 
 
+def _distance(loaded: Assembled) -> float:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.nan_to_num(np.abs(loaded.b.astype(np.float64) - loaded.a)).sum())
+
+
 def _piece(
     values: np.ndarray, labels: tuple[Label, ...], row: Row, extent: Extent, length: int
 ) -> np.ndarray:
@@ -201,6 +210,8 @@ def _piece(
         elif label == "grouped":
             size = values.shape[0] // extent.rows
             picks.append(slice(row.number * size, (row.number + 1) * size))
+        elif label == "stacked":
+            picks.append(slice(row.number, None, extent.rows))
         else:
             picks.append(slice(None))
     piece = values[tuple(picks)]

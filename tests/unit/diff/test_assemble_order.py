@@ -1,0 +1,43 @@
+"""Where sizes cannot tell how rows lie in a dimension, the values decide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensortrace.diff.assemble import by_rows
+from tensortrace.diff.catalog import Catalog
+from tensortrace.diff.rows import pair, read_batch
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.types import Kind
+from tests.synthetic import write_trace
+
+X = np.arange(8.0).reshape(4, 2).astype("f4")  # four samples of two features
+
+
+def _rank(rows: np.ndarray, out: np.ndarray) -> list[Any]:
+    inputs = {"kind": Kind.INPUT, "name": "(root)", "slot": "in.0"}
+    return [(inputs, rows), ({"kind": Kind.ACTIVATION, "name": "m", "slot": "out"}, out)]
+
+
+def _assembled(folder: Path, out: Any) -> tuple[np.ndarray, np.ndarray]:
+    one = write_trace(folder / "a", [_rank(X, out(X))])
+    two = write_trace(folder / "b", [_rank(X[:2], out(X[:2])), _rank(X[2:], out(X[2:]))])
+    with Trace.open(one) as trace_a, Trace.open(two) as trace_b:
+        views = [Catalog(t).view(0) for t in (trace_a, trace_b)]
+        pairing = pair(*(read_batch(view, "train") for view in views))
+        items = [next(found for slot, found in v.items.items() if slot.name == "m") for v in views]
+        loaded = by_rows(*items, pairing)
+    return loaded.a, loaded.b
+
+
+def test_rows_flattened_with_their_features_meet(tmp_path: Path) -> None:
+    a, b = _assembled(tmp_path, lambda x: x.reshape(-1))
+    np.testing.assert_array_equal(a, b)
+
+
+def test_batches_concatenated_one_after_the_other_meet(tmp_path: Path) -> None:
+    a, b = _assembled(tmp_path, lambda x: np.concatenate([x, -x]))
+    np.testing.assert_array_equal(a, b)
