@@ -130,8 +130,9 @@ class Catalog:
 
     @cached_property
     def lossy(self) -> bool:
-        """Tell whether some rank dropped boundaries that were promised."""
-        return any(r.manifest.drops.count for r in self.trace.ranks if r.manifest)
+        """Tell whether some rank dropped boundaries that were promised, or its index lost some since."""
+        manifests = ((r.manifest, len(r.entries)) for r in self.trace.ranks if r.manifest)
+        return any(m.drops.count or entries < m.boundaries for m, entries in manifests)
 
     def promised(self, kind: Kind, name: str, step: int) -> bool:
         """Tell whether the recording selected such a boundary; true where nothing is known of it."""

@@ -22,8 +22,8 @@ from tensortrace.diff.plan.state import plan_init, plan_state
 from tensortrace.diff.result import Result
 from tensortrace.diff.rows import read_batch
 from tensortrace.diff.verdict import state_result
-from tensortrace.tracer.errors import BadRequest
-from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.errors import BadRequest, DamagedTrace
+from tensortrace.tracer.reader import Trace, check
 from tensortrace.tracer.types import INIT_STEP, Kind
 
 Progress = Callable[[int, int], None]
@@ -34,7 +34,7 @@ class CompareOptions(Struct, frozen=True):
     """What to compare and how to judge it.
 
     ``floor`` are traces of runs of a's own code. ``allow_missing``, ``include`` are globs on canonical
-    names; ``align`` is ``b:0=a:100``.
+    names; ``align`` is ``b:0=a:100``; ``verify`` reads every byte first, since equal digests need no reading.
     """
 
     policy: Literal["error-model", "exact"] = "error-model"
@@ -43,6 +43,7 @@ class CompareOptions(Struct, frozen=True):
     kinds: tuple[Kind, ...] = ()
     include: tuple[str, ...] = ()
     align: str | None = None
+    verify: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def compare(
     Raises a TraceError where a trace cannot be read or the request makes no sense.
     """
     options = options or CompareOptions()
+    if options.verify:
+        _verify(Path(a), Path(b), *options.floor)
     with Trace.open(Path(a)) as trace_a, Trace.open(Path(b)) as trace_b:
         floors: dict[Node, tuple[float, ...]] = {}
         for path in options.floor:
@@ -73,6 +76,11 @@ def compare(
         left, right = Catalog(trace_a), Catalog(trace_b)
         alignment = align_steps(left, right, options.align)
         notes = [*alignment.notes, *_execute(execution, left, right, alignment, options, progress)]
+        if not execution.compared and not execution.gaps and (options.kinds or options.include):
+            raise BadRequest(
+                "nothing to compare", found="no boundary that both --kinds and --include select",
+                remedy="list the names with `trace show`",
+            )  # fmt: skip
         return state_result(
             execution,
             left,
@@ -83,6 +91,13 @@ def compare(
             notes,
             options.allow_missing,
         )
+
+
+def _verify(*paths: Path) -> None:
+    """Raise DamagedTrace for the first thing that is wrong with any of the traces."""
+    for path in paths:
+        for problem in check(path):
+            raise DamagedTrace(problem, remedy="`trace check` lists everything that is damaged")
 
 
 def options_text(options: CompareOptions) -> str:

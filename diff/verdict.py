@@ -285,6 +285,10 @@ def _lost_records(catalog: Catalog, side: str) -> list[Missing]:
             reasons = ", ".join(f"{n} {why}" for why, n in manifest.drops.reasons.items())
             reason = f"rank {source.rank} dropped boundaries: {reasons}"
             found.append(Missing(label, "any", reason, manifest.drops.count, (), True))  # type: ignore[arg-type]
+        if manifest and len(source.entries) < manifest.boundaries:
+            count = manifest.boundaries - len(source.entries)
+            reason = f"{count} of {manifest.boundaries} boundaries of rank {source.rank} are lost"
+            found.append(Missing(label, "any", reason, count, (), True))  # type: ignore[arg-type]
         ended = manifest.ended if manifest else None
         if ended != "finished":
             how = ended or "it was killed or still runs"

@@ -129,7 +129,7 @@ def _check_command(command: Sequence[str]) -> None:
 def _cannot_start(command: Sequence[str], error: OSError) -> CannotStart:
     if isinstance(error, FileNotFoundError):
         return CannotStart(f"{command[0]}: command not found", NOT_FOUND)
-    return CannotStart(f"{command[0]}: cannot be executed ({error.strerror})", NOT_EXECUTABLE)
+    return CannotStart(f"{command[0]}: cannot be executed ({error.strerror or error})", NOT_EXECUTABLE)
 
 
 def _open_trace(

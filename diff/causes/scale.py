@@ -66,6 +66,7 @@ def common_factor(case: Case) -> Sequence[Proposal]:
     if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD):
         arrays = arrays[:1]  # modules fail one by one, gradients of parameters together
     left, right = zip(*arrays, strict=True)
+    scalar = sum(a.size for a in left) == 1  # any two numbers differ by some factor: it explains nothing
     size = sum(float(np.vdot(a, a)) for a in left)
     if not size or not math.isfinite(size):
         return ()
@@ -76,6 +77,8 @@ def common_factor(case: Case) -> Sequence[Proposal]:
         return ()  # zero and the opposite sign have causes of their own
     mistaken = [a * factor for a in left]
     code, equals, evidence = _known(factor, case)
+    if scalar and equals is None:
+        return ()
     what = "every token's weight" if slot.slot == "weight" else f"the {slot.kind} of {_count(len(left))}"
     text = f"{what} is {factor:.6g} times the reference" + (f", {equals}" if equals else "")
     return (Proposal(code, text, mistaken, right, left, factor, equals, evidence),)

@@ -216,7 +216,10 @@ class _Edges:
         if slot.kind == Kind.ACTIVATION and slot.slot.startswith("out"):
             if not any(p[1].name != slot.name for p in parents):
                 parents |= {(microbatch, s): None for s in self._inputs(slot, microbatch)}
-            return tuple(parents), tuple(self.states.get(slot.name, ()))
+            states = self.states.get(slot.name, ())
+            if slot.phase == "eval":  # an eval pass comes before or after the step's update
+                return (*parents, *states), tuple(states)
+            return tuple(parents), tuple(states)
         if slot.kind == Kind.ACTIVATION and slot.name == ROOT:
             source = Slot(slot.phase, Kind.INPUT, ROOT, slot.slot, slot.call)
             parents[(microbatch, source)] = None

@@ -15,7 +15,7 @@ from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, Sides, StepPair, StepPlan, by_rank, replica
 from tensortrace.diff.plan.gradients import Ref, window_slot
 from tensortrace.diff.update import UpdateInputs, predict_param, predict_state
-from tensortrace.tracer.types import Kind
+from tensortrace.tracer.types import ROOT, Kind
 
 _STATE = (Kind.OPTIMIZER_STATE, Kind.PARAM, Kind.BUFFER)
 _PREFIX = "optimizer."
@@ -103,8 +103,10 @@ def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[R
     name, call = slot.name, slot.call
     before: tuple[Ref, ...] = ((None, window_slot(Kind.PARAM, name, "model")),)
     states = sorted({s.slot for v in (pair.a, pair.b) for s in v.named(Kind.OPTIMIZER_STATE, name)})
-    if slot.kind == Kind.BUFFER or slot.slot == "start":
-        return (), before if slot.kind == Kind.PARAM else ((None, slot),)
+    if slot.kind == Kind.BUFFER:
+        return _inputs_of_owner(name, pair), ((None, slot),)
+    if slot.slot == "start":
+        return (), before
     schedule = tuple((None, s) for s in _group_slots(name, call, pair))
     gradient = (None, window_slot(Kind.CLIPPED_GRAD, name, "grad"))
     start = (None, window_slot(Kind.PARAM, name, "start"))
@@ -125,6 +127,18 @@ def _group_slots(name: str, call: int, pair: StepPair) -> list[Slot]:
                 found[slot] = None
                 found[slot._replace(slot="members")] = None
     return list(found)
+
+
+def _inputs_of_owner(name: str, pair: StepPair) -> tuple[Ref, ...]:
+    """Return what was given to the module that owns a buffer: running statistics are made of it."""
+    owner = name.rpartition(".")[0] or ROOT
+    found: dict[Ref, None] = {}
+    for view in (pair.a, pair.b):
+        for slot in view.named(Kind.ACTIVATION, owner):
+            if slot.phase == "train" and slot.slot.startswith("in."):
+                groups = {pair.group(i.part) for i in view.items[slot] if i.part is not None}
+                found |= {(group, slot): None for group in groups}
+    return tuple(found)
 
 
 def _own_error(slot: Slot, pair: StepPair) -> Callable[[], Sides | None] | None:
