@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 from tests import harness
 
 RecordExample = Callable[..., Path]
+
+# Started in the background, a shell has interrupts ignored and programs inherit that: tests that interrupt
+# a program would then wait for ever. A handler here makes the programs we start begin with the default.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
