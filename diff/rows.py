@@ -57,11 +57,6 @@ class Pairing:
     extents_a: dict[Part, Extent] = field(default_factory=dict)
     extents_b: dict[Part, Extent] = field(default_factory=dict)
 
-    def within(self, number_a: int, phase: str) -> Pairing:
-        """Return the pairs whose row of ``a`` lies in one microbatch."""
-        pairs = tuple(p for p in self.pairs if p[0].part.number == number_a and p[0].part.phase == phase)
-        return Pairing(pairs, (), (), self.by_order, self.extents_a, self.extents_b)
-
     def same_split(self) -> bool:
         """Tell whether every pair lies in the same microbatch on both sides and none is left over."""
         matched = all(x.part.number == y.part.number for x, y in self.pairs)

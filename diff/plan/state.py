@@ -18,7 +18,6 @@ from tensortrace.diff.update import UpdateInputs, predict_param, predict_state
 from tensortrace.tracer.types import ROOT, Kind
 
 _STATE = (Kind.OPTIMIZER_STATE, Kind.PARAM, Kind.BUFFER)
-_PREFIX = "optimizer."
 
 
 def plan_state(pair: StepPair, plan: StepPlan) -> None:
