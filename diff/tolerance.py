@@ -125,12 +125,11 @@ def judge_own(own: np.ndarray, size: np.ndarray, eps: float) -> Judgement:
     )  # fmt: skip
 
 
-def judge_exact(metrics: Metrics, *, policy: str = "exact") -> Judgement:
+def judge_exact(metrics: Metrics) -> Judgement:
     """Judge equality: any difference diverges."""
     error = 0.0 if metrics.equal else max(metrics.rel_l2 or 0.0, 5e-324)
     ratio = 0.0 if metrics.equal else math.inf
     reason = "compared exactly"
-    assert policy == "exact"
     return Judgement(
         policy="exact", allowed=0.0, error=error, ratio=ratio, reason=reason, power_incoherent=0.0
     )

@@ -206,7 +206,7 @@ def _coverage(
     stopped: bool,
 ) -> Coverage:
     groups: dict[tuple[str, str, str, bool], list[Node]] = defaultdict(list)
-    for node, entry in _one_sided(execution):
+    for node, entry in execution.gaps:
         if not entry.diverges:
             groups[(entry.side, node.slot.kind, entry.reason, _counts(node, entry, a, b))].append(node)
     for node, reason in execution.not_comparable:
@@ -231,10 +231,6 @@ def _coverage(
     compared = sum(by_kind.values())
     complete = not any(m.counts_as_incomplete for m in missing) and compared > 0
     return Coverage(compared, execution.bitwise_equal, by_kind, tuple(missing), complete)
-
-
-def _one_sided(execution: Execution) -> list[tuple[Node, OneSided]]:
-    return execution.gaps
 
 
 def _allowed(node: Node, globs: Sequence[str]) -> bool:
