@@ -68,8 +68,9 @@ class _Guest:
     def move_in(self) -> None:
         """Patch torch, and see to it that the recording ends before the process does."""
         self._hooks = hooks.install(self._recorder)
-        if self._fault.startswith("hook:"):
-            hooks.guard.inject(self._fault.removeprefix("hook:"))
+        for fault in self._fault.split(","):
+            if fault.startswith("hook:"):
+                hooks.guard.inject(fault.removeprefix("hook:"))
         atexit.register(self._end)
         setattr(os, "_exit", _ending_first(os._exit, self._end))  # noqa: B010
 
@@ -85,12 +86,15 @@ class _Guest:
         return with_fault(writer, self._fault)
 
     def _end(self) -> None:
-        """Write what is pending and close; no thread of ours outlives this. Never raises."""
-        if not self._recorder.recording:
-            return
+        """Write what is pending and close. Never raises.
+
+        No thread of ours outlives this, also after a failure of the recorder: Python ends a thread that asks
+        for the interpreter while it shuts down, and inside C++ code that aborts the whole process.
+        """
         ended = how_it_ends()
         with suppress(Exception):
-            if self._hooks is not None and threading.current_thread() is threading.main_thread():
+            on_main = threading.current_thread() is threading.main_thread()
+            if self._recorder.recording and self._hooks is not None and on_main:
                 self._hooks.finish()
         with suppress(Exception):
             self._recorder.close(ended)

@@ -43,13 +43,17 @@ class Faulty:
         self._store.close()
 
 
-def with_fault(store: RankStore, fault: str) -> RankStore:
-    """Return the store with the fault that ``slow:SECONDS`` or ``full:N`` names, or itself for none."""
-    name, _, value = fault.partition(":")
-    if name == "slow":
-        return Faulty(store, delay_s=float(value))
-    if name == "full":
-        return Faulty(store, full_at=int(value))
-    if name not in ("", "hook"):
-        raise BadRequest(f"fault {fault!r}", expected="hook:NAME, slow:SECONDS or full:N")
+def with_fault(store: RankStore, faults: str) -> RankStore:
+    """Return the store with the faults that ``slow:SECONDS`` or ``full:N`` name, or itself for none.
+
+    Several faults are separated by commas; ``hook:NAME`` is for the hooks.
+    """
+    for fault in filter(None, faults.split(",")):
+        name, _, value = fault.partition(":")
+        if name == "slow":
+            store = Faulty(store, delay_s=float(value))
+        elif name == "full":
+            store = Faulty(store, full_at=int(value))
+        elif name != "hook":
+            raise BadRequest(f"fault {fault!r}", expected="hook:NAME, slow:SECONDS or full:N")
     return store

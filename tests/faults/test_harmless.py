@@ -68,6 +68,17 @@ def test_strict_turns_an_error_of_ours_into_one_of_the_program(tmp_path: Path, s
     assert ("Traceback" in ran.err) == strict
 
 
+def test_what_was_recorded_before_a_failure_is_written_before_the_program_ends(tmp_path: Path) -> None:
+    """Else the writer's thread dies inside C++ code while the interpreter shuts down, and aborts it."""
+    env = {"TENSORTRACE_FAULT": "hook:optimizer step: after,slow:0.05"}
+    ran = recorded(tmp_path / "a", *TRAIN, options=("--strict",), env=env)
+    assert ran.code == 1, ran.err
+    rank = ranks_of(tmp_path / "a")["rank00000"]
+    assert (rank.ended or "").startswith("failed: optimizer step: after: InjectedFault")
+    with Trace.open(tmp_path / "a") as trace:
+        assert len(trace.ranks[0].entries) == rank.boundaries > 10
+
+
 def test_a_full_disk_ends_the_recording_only(small_disk: Path) -> None:
     ran = recorded(small_disk / "a", *torchrun(TRAIN[1]))
     assert ran.code == 0, ran.err
