@@ -9,8 +9,7 @@ import click
 
 from tensortrace.cli.render.live import Live, ending
 from tensortrace.tracer import launch
-from tensortrace.tracer.selection import parse_promise
-from tensortrace.tracer.settings import Settings, parse_size
+from tensortrace.tracer.options import resolve
 
 
 @click.command("record", context_settings={"allow_interspersed_args": False})
@@ -55,17 +54,11 @@ def command(
 
     The exit code is COMMAND's own (128+n for signal n); 2 if it trained nothing that could be recorded.
     """
-    settings = Settings(
-        root=str(output.absolute()),
-        promise=parse_promise(steps="" if dry_run else steps, kinds=kinds, include=include, exclude=exclude),
-        buffer_bytes=parse_size(buffer, option="--buffer"),
-        on_pressure="drop" if on_pressure == "drop" else "block",
-        max_bytes=None if max_bytes is None else parse_size(max_bytes, option="--max-bytes"),
-        min_free_bytes=parse_size(min_free, option="--min-free"),
-        compress="off" if compress == "off" else "auto",
-        strict=strict,
-        dry_run=dry_run,
-    )
+    settings = resolve(
+        output, steps=steps, kinds=kinds, include=include, exclude=exclude, buffer=buffer,
+        on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
+        compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
+    )  # fmt: skip
     if force and not dry_run:
         launch.clear(output)
     live = Live(hang_after_s=hang_after)

@@ -1,4 +1,4 @@
-"""Starts recording inside a trainer process, from its environment, and ends it with the process."""
+"""Starts recording inside a trainer process, and ends it before the process does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from tensortrace.tracer import hooks
 from tensortrace.tracer.dry_run import Tally
@@ -24,6 +24,7 @@ from tensortrace.tracer.settings import FAULT_VARIABLE, VARIABLE, Settings, deco
 from tensortrace.tracer.types import Environment
 from tensortrace.tracer.writer import RankWriter
 
+FINISHED = "finished"
 END_LAST = -1000
 """Among multiprocessing's finalizers ours runs last: the program may still train in its own."""
 
@@ -40,19 +41,24 @@ def start() -> None:
     try:
         settings = decode(text)
         strict = settings.strict
-        _Guest(settings, fault=os.environ.get(FAULT_VARIABLE, "")).move_in()
+        Guest(settings).move_in()
     except Exception as error:
         say(f"this process is not recorded: {describe(error)}")
         if strict:
             raise
 
 
-class _Guest:
-    """The recorder of this process, its hooks, and the ways in which the process may end."""
+class Guest:
+    """The recorder of this process, its hooks, and the ways in which the process may end.
 
-    def __init__(self, settings: Settings, *, fault: str) -> None:
+    One at a time: ``present`` is the one that has moved in and not out again.
+    """
+
+    present: ClassVar[Guest | None] = None
+
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._fault = fault
+        self._fault = os.environ.get(FAULT_VARIABLE, "")
         self._recorder = Recorder(
             settings,
             Surroundings(
@@ -64,6 +70,7 @@ class _Guest:
             ),
         )
         self._hooks: hooks.Hooks | None = None
+        self._leave = os._exit
 
     def move_in(self) -> None:
         """Patch torch, and see to it that the recording ends before the process does."""
@@ -72,7 +79,19 @@ class _Guest:
             if fault.startswith("hook:"):
                 hooks.guard.inject(fault.removeprefix("hook:"))
         atexit.register(self._end)
-        setattr(os, "_exit", _ending_first(os._exit, self._end))  # noqa: B010
+        self._leave = os._exit
+        _set_exit(_ending_first(self._leave, self._end))
+        Guest.present = self
+
+    def move_out(self, ended: str) -> None:
+        """End the recording, wait until all is written, and leave torch and the process as they were."""
+        Guest.present = None
+        self._end(ended)
+        if self._hooks is not None:
+            self._hooks.remove()
+        atexit.unregister(self._end)
+        if getattr(os._exit, "__wrapped__", None) is self._leave:
+            _set_exit(self._leave)
 
     def _opened(self) -> None:
         """Children of multiprocessing run its finalizers, and when forked no atexit functions."""
@@ -85,13 +104,13 @@ class _Guest:
         writer = RankWriter(root, identity.rank, attempt=identity.attempt, compress=self._settings.compress)
         return with_fault(writer, self._fault)
 
-    def _end(self) -> None:
-        """Write what is pending and close. Never raises.
+    def _end(self, ended: str | None = None) -> None:
+        """Write what is pending and close; ``ended`` is None while the process is ending. Never raises.
 
         No thread of ours outlives this, also after a failure of the recorder: Python ends a thread that asks
         for the interpreter while it shuts down, and inside C++ code that aborts the whole process.
         """
-        ended = how_it_ends()
+        ended = ended or how_it_ends()
         with suppress(Exception):
             on_main = threading.current_thread() is threading.main_thread()
             if self._recorder.recording and self._hooks is not None and on_main:
@@ -117,11 +136,16 @@ def how_it_ends() -> str:
     An exception is still in flight where multiprocessing runs its finalizers, is the context of the
     SystemExit that torch.multiprocessing makes of it, or was left by the interpreter when it printed it.
     """
-    error = sys.exc_info()[1]
+    ended = ending(sys.exc_info()[1])
+    kind = getattr(sys, "last_type", None)
+    return ended if ended != FINISHED or kind is None else f"exception: {kind.__name__}"
+
+
+def ending(error: BaseException | None) -> str:
+    """Return ``finished``, or ``exception: TYPE`` where this error is what ends the program."""
     if isinstance(error, SystemExit):
         error = error.__context__ if error.code not in (None, 0) else None
-    kind = type(error) if error is not None else getattr(sys, "last_type", None)
-    return f"exception: {kind.__name__}" if kind is not None else "finished"
+    return FINISHED if error is None else f"exception: {type(error).__name__}"
 
 
 def _describe() -> Environment:
@@ -132,6 +156,10 @@ def _is_loader_worker() -> bool:
     import torch.utils.data
 
     return torch.utils.data.get_worker_info() is not None
+
+
+def _set_exit(leave: Callable[[int], NoReturn]) -> None:
+    setattr(os, "_exit", leave)  # noqa: B010  # an assignment would not pass the type checker
 
 
 def _ending_first(leave: Callable[[int], NoReturn], end: Callable[[], None]) -> Callable[[int], NoReturn]:

@@ -68,7 +68,7 @@ def run(
     """
     _check_command(command)
     root = Path(settings.root)
-    manifest = None if settings.dry_run else _open_trace(root, command, settings, environ)
+    manifest = None if settings.dry_run else _begin_alone(root, command, settings, environ)
     try:
         exit_code = _execute(command, child_environ(settings, environ), lambda: observe(look(root)))
     except OSError as error:
@@ -77,7 +77,7 @@ def run(
         raise _cannot_start(command, error) from error
     ranks = look(root)
     if manifest is not None:
-        _finish(root, manifest, exit_code, ranks)
+        finish_trace(root, manifest, exit_code, ranks)
     return Outcome(exit_code, ranks)
 
 
@@ -132,11 +132,13 @@ def _cannot_start(command: Sequence[str], error: OSError) -> CannotStart:
     return CannotStart(f"{command[0]}: cannot be executed ({error.strerror or error})", NOT_EXECUTABLE)
 
 
-def _open_trace(
+def begin_trace(
     root: Path, command: Sequence[str], settings: Settings, environ: Mapping[str, str]
 ) -> Manifest:
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise BadRequest(f"output {root} exists", remedy="choose another or pass --force")
+    """Write ``trace.json`` of a run that is about to start, and return it.
+
+    Raises BadRequest where there is one already or where it cannot be written.
+    """
     manifest = Manifest(
         format=layout.FORMAT_VERSION,
         run_id=uuid.uuid4().hex,
@@ -155,12 +157,20 @@ def _open_trace(
     return manifest
 
 
+def _begin_alone(
+    root: Path, command: Sequence[str], settings: Settings, environ: Mapping[str, str]
+) -> Manifest:
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise BadRequest(f"output {root} exists", remedy="choose another or pass --force")
+    return begin_trace(root, command, settings, environ)
+
+
 def _abandon(root: Path) -> None:
     (root / layout.MANIFEST).unlink()
     root.rmdir()
 
 
-def _finish(root: Path, manifest: Manifest, exit_code: int, ranks: tuple[RankProgress, ...]) -> None:
+def finish_trace(root: Path, manifest: Manifest, exit_code: int, ranks: tuple[RankProgress, ...]) -> None:
     """Complete trace.json; a full disk must not change how the command ends."""
     finished = msgspec.structs.replace(
         manifest, ranks=tuple(rank.folder for rank in ranks), exit_code=exit_code, ended_at=time.time()

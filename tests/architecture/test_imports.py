@@ -15,7 +15,7 @@ LAYERS = """
   < tracer.layout | tracer.notices | tracer.masking | tracer.copies | tracer.codec_dtypes
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
     | tracer.settings | tracer.environment
-  < tracer.claim | tracer.ring | tracer.progress | tracer.manifest_safetensors
+  < tracer.options | tracer.claim | tracer.ring | tracer.progress | tracer.manifest_safetensors
   < tracer.placements
   < tracer.reader | tracer.writer | tracer.hooks
   < tracer.staging
@@ -23,6 +23,7 @@ LAYERS = """
   < tracer.recorder
   < tracer.faults | tracer.dry_run
   < tracer.bootstrap | tracer.launch
+  < tracer.in_process
   < diff
   < replay
   < cli
@@ -37,6 +38,7 @@ UNLAYERED = ("tracer", "tracer.inject.sitecustomize")
 WITHOUT_TORCH = (
     "tracer.errors", "tracer.types", "tracer.layout", "tracer.manifest", "tracer.selection", "tracer.codec",
     "tracer.reader", "tracer.writer", "diff.result", "diff.align", "diff.geometry", "cli.render", "cli.main",
+    "tracer.in_process",
 )  # fmt: skip
 
 

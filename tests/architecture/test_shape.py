@@ -116,7 +116,7 @@ def test_environment_variables_are_read_only_where_a_process_starts() -> None:
         if isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv"}
     }
     within = {name for name in readers if not name.startswith("cli")}
-    assert within <= {"tracer.bootstrap", "tracer.inject.sitecustomize"}
+    assert within <= {"tracer.bootstrap", "tracer.in_process", "tracer.inject.sitecustomize"}
 
 
 def test_no_pickle_is_ever_loaded() -> None:

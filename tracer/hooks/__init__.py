@@ -5,6 +5,7 @@ from __future__ import annotations
 from tensortrace.tracer.hooks import backward, checkpoint, clip, guard, loss, rng
 from tensortrace.tracer.hooks.collectives import Collectives
 from tensortrace.tracer.hooks.gradients import Gradients
+from tensortrace.tracer.hooks.living import number_living
 from tensortrace.tracer.hooks.modules import Modules
 from tensortrace.tracer.hooks.optimizer import Optimizers
 from tensortrace.tracer.hooks.reductions import Reductions
@@ -36,7 +37,7 @@ class Hooks:
 
 
 def install(sink: Sink) -> Hooks:
-    """Install every hook; torch must have been imported and not been used yet. One recording at a time."""
+    """Install every hook, once torch has been imported. One recording at a time."""
     session = Session(sink)
     gradients = Gradients(session)
     session.clock.on_open.insert(0, lambda: sink.step_began(session.clock.step))
@@ -46,6 +47,14 @@ def install(sink: Sink) -> Hooks:
     scalers, schedules = Scalers(session), Schedules(session)
     optimizers = Optimizers(session, gradients, state, scalers, schedules)
     scalers.on_skip.append(optimizers.skipped)
+    session.clock.before_first.insert(
+        0,
+        lambda: number_living(
+            session.optimizers,
+            schedules.order,
+            trains=lambda parameter: session.names.known(parameter) is not None,
+        ),
+    )
     rng.install(session)
     for part in (Modules(session), Collectives(session, reductions), scalers, schedules, optimizers):
         part.install()

@@ -29,6 +29,7 @@ class GradHooks:
         self._fired: Counter[tuple[Moment, str, str]] = Counter()
         session.clock.on_open.append(self._begin_window)
         session.clock.on_divide.append(self._remove)
+        session.patches.on_undo(self._remove)
 
     def watch(
         self, tensor: torch.Tensor, at: Moment, name: str, slot: str, call: int, *, total: bool

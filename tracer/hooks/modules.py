@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -95,6 +96,14 @@ class Modules:
             return result
 
         module._compiled_call_impl = call
+        reference = weakref.ref(module)
+
+        def restore() -> None:
+            module = reference()
+            if module is not None and module._compiled_call_impl is call:
+                module._compiled_call_impl = compiled
+
+        self._session.patches.on_undo(restore)
 
     @guard("module inputs")
     def enter(

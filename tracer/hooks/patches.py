@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 
@@ -33,15 +33,23 @@ class Patches:
 
         A module may hold a function under several names (``clip_grads_with_norm_`` and its private twin).
         """
-        for module in list(sys.modules.values()):
-            if isinstance(module, ModuleType):
-                for name, value in list(vars(module).items()):
-                    original, replacement = self._functions.get(id(value), (None, None))
-                    if original is value and original is not None:
-                        self.attribute(module, name, replacement)
+        for module, name, value in _bindings():
+            original, replacement = self._functions.get(id(value), (None, None))
+            if original is value and original is not None:
+                self.attribute(module, name, replacement)
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Put everything back, also in modules that the program imported while the patches were there."""
         while self._undo:
             self._undo.pop()()
+        originals = {id(replacement): original for original, replacement in self._functions.values()}
+        for module, name, value in _bindings():
+            if id(value) in originals:
+                setattr(module, name, originals[id(value)])
         self._functions.clear()
+
+
+def _bindings() -> Iterator[tuple[ModuleType, str, object]]:
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            yield from ((module, name, value) for name, value in list(vars(module).items()))

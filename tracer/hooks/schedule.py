@@ -22,7 +22,7 @@ class Schedules:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._order: Order[LRScheduler] = Order()
+        self.order: Order[LRScheduler] = Order()
 
     def install(self) -> None:
         """Wrap the constructors of torch's own schedulers: some don't call their base class's."""
@@ -33,10 +33,10 @@ class Schedules:
     def record(self, optimizer: Optimizer) -> None:
         """Record where each scheduler of this optimizer stands."""
         session, at = self._session, self._session.clock.window()
-        for scheduler in self._order:
+        for scheduler in self.order:
             position = getattr(scheduler, "last_epoch", None)
             if isinstance(position, int) and _drives(scheduler, optimizer):
-                name = f"scheduler.{self._order.number(scheduler)}"
+                name = f"scheduler.{self.order.number(scheduler)}"
                 call = session.clock.take(at, Kind.SCHEDULE, name, "position").number
                 with unobserved():
                     value = torch.tensor(position, dtype=torch.int64)
@@ -55,7 +55,7 @@ class Schedules:
 
     @guard("scheduler construction")
     def _number(self, scheduler: LRScheduler) -> None:
-        self._order.number(scheduler)
+        self.order.number(scheduler)
 
 
 def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:

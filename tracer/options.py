@@ -1,0 +1,49 @@
+"""The options of a recording as people write them, and the settings that they mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.selection import parse_promise
+from tensortrace.tracer.settings import Compress, Pressure, Settings, parse_size
+
+
+def resolve(
+    output: str | os.PathLike[str],
+    *,
+    steps: str = "",
+    kinds: str = "",
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    buffer: str = "1GiB",
+    on_pressure: Pressure = "block",
+    max_bytes: str | None = None,
+    min_free: str = "1GiB",
+    compress: Compress = "auto",
+    strict: bool = False,
+    dry_run: bool = False,
+) -> Settings:
+    """Return the settings that these options of ``trace record`` mean; raise BadRequest naming a bad one.
+
+    Sizes are texts such as ``512MiB``. A dry run records the first step whatever ``steps`` says.
+    """
+    buffer_bytes = parse_size(buffer, option="--buffer")
+    if buffer_bytes == 0:
+        raise BadRequest(
+            "option --buffer", found=repr(buffer), expected="more than 0",
+            remedy="16MiB is enough for small models; the default is 1GiB",
+        )  # fmt: skip
+    return Settings(
+        root=str(Path(output).absolute()),
+        promise=parse_promise(steps="" if dry_run else steps, kinds=kinds, include=include, exclude=exclude),
+        buffer_bytes=buffer_bytes,
+        on_pressure=on_pressure,
+        max_bytes=None if max_bytes is None else parse_size(max_bytes, option="--max-bytes"),
+        min_free_bytes=parse_size(min_free, option="--min-free"),
+        compress=compress,
+        strict=strict,
+        dry_run=dry_run,
+    )
