@@ -90,10 +90,13 @@ class Box(Record, frozen=True):
 class Shard(Record, frozen=True):
     """Where one rank's tensor lies in the global tensor.
 
-    ``global_shape`` is None where no rank can know it (the rows of a data-parallel batch). ``mesh`` is a
-    key of ``RankManifest.meshes``; ``coordinate`` is this rank's, one number per axis of the mesh.
-    ``boxes`` in order of the local elements, empty where the local tensor is whole along every
-    dimension. ``padding`` counts trailing local elements per dimension that are not of the global tensor.
+    ``mesh`` is a key of ``RankManifest.meshes``; ``coordinate`` is this rank's, one number per axis of the
+    mesh, as is ``placements``. ``global_shape`` is the logical tensor's over the axes that aren't ``data``;
+    None where no rank can know it (the rows of a data-parallel batch). ``boxes`` are empty where the
+    placements say it all, as DTensor cuts; else they are the parts whose product is the local tensor, in
+    the order of its elements. Of a ``flat`` part the box is an interval of the flattened global tensor.
+    ``padding`` counts trailing local elements per dimension that are not of the global tensor. See
+    ``docs/format.md``.
     """
 
     mesh: str

@@ -16,6 +16,7 @@ LAYERS = """
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
     | tracer.settings | tracer.environment
   < tracer.options | tracer.claim | tracer.ring | tracer.progress | tracer.manifest_safetensors
+    | tracer.geometry
   < tracer.placements
   < tracer.reader | tracer.writer | tracer.hooks
   < tracer.staging
@@ -37,8 +38,8 @@ UNLAYERED = ("tracer", "tracer.inject.sitecustomize")
 
 WITHOUT_TORCH = (
     "tracer.errors", "tracer.types", "tracer.layout", "tracer.manifest", "tracer.selection", "tracer.codec",
-    "tracer.reader", "tracer.writer", "diff.result", "diff.align", "diff.geometry", "cli.render", "cli.main",
-    "tracer.in_process",
+    "tracer.reader", "tracer.writer", "tracer.geometry", "diff.result", "diff.align", "cli.render",
+    "cli.main", "tracer.in_process",
 )  # fmt: skip
 
 
