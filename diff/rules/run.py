@@ -1,0 +1,220 @@
+"""The layout of one run, from its file: names, meshes, and where each local tensor lies."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from tensortrace.diff.rules.document import (
+    Document,
+    LayoutFileError,
+    Rule,
+    check_document,
+    read_document,
+)
+from tensortrace.diff.rules.names import BadName, Rename, fill
+from tensortrace.diff.rules.pattern import Blocks, Leaf, Pattern, Product, Term, leaves
+from tensortrace.diff.rules.place import Grid, Part, Placing, Unfit, solve
+from tensortrace.tracer.mesh import coordinate
+from tensortrace.tracer.types import Box, Kind, Mesh, Placement, Shard
+
+MESH = "layout"
+"""The key of the mesh that a layout file declares."""
+
+SAMPLE_KINDS = frozenset({Kind.INPUT, Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOSS})
+GRADIENT_KINDS = frozenset({Kind.LOCAL_GRAD, Kind.ACTIVATION_GRAD})
+"""Kinds that a rule's ``grad`` describes."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A local tensor, or a block of it, as a part of a global tensor.
+
+    ``local_shape`` is of what ``take`` returns for the local tensor; ``whole`` tells that this is the local
+    tensor itself. ``shard`` speaks of what ``take`` returns.
+    """
+
+    name: str
+    slot: str
+    shard: Shard
+    local_shape: tuple[int, ...]
+    whole: bool
+    take: Callable[[np.ndarray], np.ndarray] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """What a layout file says of one run. Ranks are laid out over the axes in order, the last the fastest."""
+
+    path: Path
+    mesh: Mesh
+    axes_of_data: tuple[str, ...]
+    axes_of_stages: tuple[str, ...]
+    renames: tuple[Rename, ...]
+    rules: tuple[Rule, ...]
+    _parts: dict[object, tuple[Pattern, list[tuple[str | None, Part]]]] = field(
+        default_factory=dict, compare=False
+    )
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read and check a layout file; raises LayoutFileError naming file, rule and field."""
+        return cls.of(read_document(Path(path)), Path(path))
+
+    @classmethod
+    def of(cls, document: Document, path: Path) -> Self:
+        """Return the layout that a document describes; raises as ``load``. ``path`` is for complaints."""
+        renames, rules = check_document(path, document)
+        sizes = tuple(document.axes.values())
+        mesh = Mesh(tuple(document.axes), sizes, tuple(range(math.prod(sizes))))
+        return cls(path, mesh, document.data, document.stages, renames, rules)
+
+    def check_world(self, world_size: int) -> None:
+        """Raise LayoutFileError where the axes don't multiply to the run's number of ranks."""
+        if (made := len(self.mesh.ranks)) != world_size:
+            sizes = " x ".join(f"{n} {size}" for n, size in zip(self.mesh.axes, self.mesh.shape, strict=True))
+            raise LayoutFileError(
+                f"{self.path}: axes: {sizes or 'none'} make {made} ranks", expected=f"{world_size}",
+                remedy="correct the sizes in [axes], or add the axis that is missing",
+            )  # fmt: skip
+
+    def canonical(self, name: str, rank: int) -> str:
+        """Return the name in the unpartitioned program of what a rank calls ``name``."""
+        where = self._where(rank)
+        try:
+            for rename in self.renames:
+                name = rename.apply(name, where)
+        except BadName as error:
+            raise LayoutFileError(f"{self.path}: rename of {error}", found=f"on rank {rank}") from error
+        return name
+
+    def rule(self, kind: Kind, slot: str, name: str) -> Rule | None:
+        """Return the first rule for a boundary of this canonical name, None where there is none."""
+        for rule in self.rules:
+            if rule.written.kind and kind not in rule.written.kind:
+                continue
+            if rule.slot.fullmatch(slot) and rule.match(name):
+                return rule
+        return None
+
+    def shard(
+        self, kind: Kind, slot: str, name: str, rank: int, local_shape: tuple[int, ...]
+    ) -> Shard | None:
+        """Return where a local tensor lies that is one part of one tensor, None where no rule says so.
+
+        ``name`` is what the rank calls it. Raises LayoutFileError where the shape cannot be of the rule.
+        """
+        views = self.views(kind, slot, name, rank, local_shape)
+        return views[0].shard if len(views) == 1 and views[0].whole else None
+
+    def views(
+        self, kind: Kind, slot: str, name: str, rank: int, local_shape: tuple[int, ...]
+    ) -> tuple[View, ...]:
+        """Return the parts of global tensors that a local tensor holds; empty where no rule is of it.
+
+        ``name`` is what the rank calls it. Raises LayoutFileError where the shape cannot be of the rule.
+        """
+        canonical = self.canonical(name, rank)
+        rule = self.rule(kind, slot, canonical)
+        if rule is None:
+            return ()
+        key = (rule.number, kind in GRADIENT_KINDS, rank, local_shape)
+        if key not in self._parts:
+            if kind == Kind.OPTIMIZER_STATE and not local_shape:
+                targets: list[str | None] = [target for target, _ in rule.to] or [None]
+                self._parts[key] = (Pattern((), same=self.mesh.axes), [(t, _SCALAR) for t in targets])
+            else:
+                pattern = rule.grad if kind in GRADIENT_KINDS else rule.value
+                self._parts[key] = (pattern, self._place(rule, pattern, rank, local_shape, kind, canonical))
+        pattern, parts = self._parts[key]
+        whole = {id(part): part.is_all(local_shape) for _, part in parts}
+        match = rule.match(canonical)
+        assert match is not None, canonical
+        return tuple(
+            View(
+                canonical if target is None else fill(target, match, match.groupdict()), slot,
+                self._shard(pattern, part, kind, rank, local_shape), part.shape, whole[id(part)], part.take,
+            )
+            for target, part in parts
+        )  # fmt: skip
+
+    def _place(
+        self, rule: Rule, pattern: Pattern, rank: int, shape: tuple[int, ...], kind: Kind, name: str
+    ) -> list[tuple[str | None, Part]]:
+        grid = Grid(dict(zip(self.mesh.axes, self.mesh.shape, strict=True)), self._where(rank))
+        terms = pattern.spread(len(shape))
+        text = rule.written.grad if pattern is not rule.value else rule.written.dims
+        try:
+            if terms is None:
+                raise Unfit(f"found {len(shape)} dimensions, expected {len(pattern.dims)}")
+            sizes = solve(terms, shape, rule.written.sizes, grid)
+            placing = Placing(terms, sizes, rule.written.valid, grid)
+            if not rule.to:
+                return [(None, part) for part in placing.parts(Pattern(tuple(map(_bare, terms))))]
+            return [(target, part) for target, to in rule.to for part in placing.parts(to)]
+        except Unfit as error:
+            tensor = f"{kind} {name} of shape {shape} on rank {rank}"
+            raise LayoutFileError(
+                f"{self.path}: {rule.title}: dims {text!r}: {tensor}: {error}",
+                remedy="correct 'dims' or 'sizes', or give the tensor a rule of its own before this one",
+            ) from error
+
+    def _shard(
+        self, pattern: Pattern, part: Part, kind: Kind, rank: int, local_shape: tuple[int, ...]
+    ) -> Shard:
+        terms = pattern.spread(len(local_shape)) or ()
+        dim_of = {s.axis: dim for dim, term in enumerate(terms) for leaf in leaves(term) for s in leaf.splits}
+        placements = tuple(
+            self._placement(axis, size, pattern, dim_of, kind)
+            for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True)
+        )
+        whole = not dim_of and all(
+            r == (range(n),) for r, n in zip(part.held, part.global_shape, strict=True)
+        )
+        boxes = tuple(
+            Box(tuple(r.start for r in runs), tuple(len(r) for r in runs))
+            for runs in itertools.product(*part.held)
+        )
+        where = coordinate(self.mesh, rank)
+        assert where is not None, rank
+        return Shard(MESH, where, placements, part.global_shape, () if whole else boxes)
+
+    def _placement(
+        self, axis: str, size: int, pattern: Pattern, dim_of: Mapping[str, int], kind: Kind
+    ) -> Placement:
+        if axis in dim_of:
+            return Placement("shard", dim=dim_of[axis])
+        if axis in pattern.partial:
+            return Placement("partial", op=pattern.partial[axis])
+        if axis in self.axes_of_data and axis not in pattern.axes():
+            if kind in SAMPLE_KINDS:
+                return Placement("data")
+            if kind == Kind.LOCAL_GRAD:
+                return Placement("partial", op="sum")
+        return Placement("replicate")
+
+    def _where(self, rank: int) -> dict[str, int]:
+        found = coordinate(self.mesh, rank)
+        if found is None:
+            raise LayoutFileError(
+                f"{self.path}: axes", found=f"{len(self.mesh.ranks)} ranks", expected=f"rank {rank} too"
+            )
+        return dict(zip(self.mesh.axes, found, strict=True))
+
+
+_SCALAR = Part((), (), (), (), (), ())
+
+
+def _bare(term: Term) -> Term:
+    """Return a term without its splits: the dimension of the whole tensor."""
+    if isinstance(term, Leaf):
+        return Leaf(term.name)
+    if isinstance(term, Product):
+        return Product(tuple(map(_bare, term.factors)))
+    return Blocks(tuple(map(_bare, term.blocks)))
