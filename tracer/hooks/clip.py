@@ -14,11 +14,14 @@ from torch.nn.utils import clip_grad
 from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.placements import Spec, split
 from tensortrace.tracer.types import Kind, Meta
 
 EVENT = "(clip)"
 TORCHS_EPSILON = 1e-6
 """What ``clip_grad_norm_`` adds to the norm before it divides."""
+
+OF_NORM = ("total_norm", "coefficient")
 
 Clip = Callable[..., Any]
 
@@ -78,8 +81,10 @@ class Clipping:
         session, at = self._session, self._session.clock.backward_moment()
         names = tuple(session.names.tensor(p).name for p in parameters if p.grad is not None)
         meta = Meta(op=self._name, members=names)
-        for slot, tensor in self._numbers(args, kwargs, result).items():
-            session.emit(tensor, at, Kind.CLIPPED_GRAD, EVENT, slot, call=call, meta=meta)
+        numbers, spec = self._numbers(args, kwargs, result)
+        for slot, tensor in numbers.items():
+            own = spec if slot in OF_NORM else None
+            session.emit(tensor, at, Kind.CLIPPED_GRAD, EVENT, slot, call=call, meta=meta, spec=own)
 
     def _gradients(self, parameters: list[torch.Tensor], slot: str, call: int) -> None:
         session, at = self._session, self._session.clock.backward_moment()
@@ -92,22 +97,28 @@ class Clipping:
 
     def _numbers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], result: object
-    ) -> dict[str, torch.Tensor]:
-        """Return the numbers of the event, in float64, without waiting for a device."""
-        limit = args[0] if args else kwargs[self._limit]
+    ) -> tuple[dict[str, torch.Tensor], Spec | None]:
+        """Return the numbers of the event, in float64, without waiting for a device, and the norm's place.
+
+        The norm of DTensors may be a part whose reduction the program has left to the clip; the factor that
+        was applied then isn't known here, and is found by comparing a gradient with what it was.
+        """
+        limit, spec = args[0] if args else kwargs[self._limit], None
         with unobserved():
             numbers = {"max_norm": _number(limit)}
             if self._name == "clip_grad_value_":
-                return numbers
+                return numbers, None
             norm = result if isinstance(result, torch.Tensor) else self._given_norm(args, kwargs)
             if norm is not None:
+                norm, spec = split(norm)
                 numbers["total_norm"] = norm.detach().to(torch.float64)
-                factor = torch.clamp(limit / (norm.detach() + TORCHS_EPSILON), max=1.0)
-                numbers["coefficient"] = factor.to(torch.float64)
+                if spec is None or spec.replicated:
+                    factor = torch.clamp(limit / (norm.detach() + TORCHS_EPSILON), max=1.0)
+                    numbers["coefficient"] = factor.to(torch.float64)
             if self._name == "clip_grad_norm_":
                 kind = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
                 numbers["norm_type"] = _number(kind)
-            return numbers
+            return numbers, spec
 
     def _given_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         norm = args[1] if len(args) > 1 else kwargs.get("total_norm")

@@ -9,6 +9,7 @@ import torch
 import xxhash
 
 from tensortrace.tracer.copies import unobserved
+from tensortrace.tracer.placements import split
 
 Digest = tuple[int, ...]
 
@@ -38,7 +39,7 @@ class Digests:
 
 def _digest(tensor: torch.Tensor) -> Digest:
     with unobserved():
-        plain = tensor.detach()
+        plain = split(tensor)[0].detach()
         if plain.layout is not torch.strided or type(plain) not in (torch.Tensor, torch.nn.Parameter):
             return (-1,)
         if plain.device.type == "cpu":

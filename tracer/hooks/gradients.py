@@ -11,6 +11,7 @@ import torch
 from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.placements import Spec, split
 from tensortrace.tracer.types import Kind
 
 
@@ -26,7 +27,7 @@ class Gradients:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._sums: dict[int, torch.Tensor] = {}
+        self._sums: dict[int, tuple[torch.Tensor | None, Spec | None]] = {}
         self._window_began = False
         session.clock.on_open.append(self._open)
         session.on_backward.append(self._before_backward)
@@ -44,11 +45,14 @@ class Gradients:
         chosen = set(self._sums) if only is None else {id(parameter) for parameter in only}
         session, at = self._session, self._session.clock.window()
         for parameter in self.parameters():
-            total = self._sums.pop(id(parameter), None) if id(parameter) in chosen else None
+            found = self._sums.pop(id(parameter), None) if id(parameter) in chosen else None
+            total, spec = found or (None, None)
             if total is not None:
                 name = session.names.tensor(parameter).name
                 call = session.clock.take(at, Kind.LOCAL_GRAD, name, "grad").number
-                session.emit(total, at, Kind.LOCAL_GRAD, name, "grad", call=call, parameter=parameter)
+                session.emit(
+                    total, at, Kind.LOCAL_GRAD, name, "grad", call=call, parameter=parameter, spec=spec
+                )
 
     def close_window(self) -> None:
         """Record what no optimizer step has asked for, and forget the rest."""
@@ -103,18 +107,22 @@ class Gradients:
             return
         call = session.clock.ordinal_in(at, Kind.LOCAL_GRAD, name)
         session.emit(gradient, at, Kind.LOCAL_GRAD, name, "grad", call=call, parameter=parameter)
+        local, spec = split(gradient)
         with unobserved():
-            self._accumulate(id(parameter), gradient)
+            self._accumulate(id(parameter), local.detach(), spec)
 
-    def _accumulate(self, key: int, gradient: torch.Tensor) -> None:
-        total = self._sums.get(key)
-        if total is None:
-            dtype = _sum_dtype(gradient.dtype)
-            self._sums[key] = gradient.detach().to(dtype, copy=True)
+    def _accumulate(self, key: int, gradient: torch.Tensor, spec: Spec | None) -> None:
+        """Add this rank's part; parts that lie differently have no sum that a rank could make alone."""
+        if key not in self._sums:
+            self._sums[key] = gradient.to(_sum_dtype(gradient.dtype), copy=True), spec
+            return
+        total, known = self._sums[key]
+        if total is None or known != spec:
+            self._sums[key] = None, spec
         elif total.layout is gradient.layout:
-            total.add_(gradient.detach())
+            total.add_(gradient)
         else:
-            self._sums[key] = total.to_dense() + gradient.detach().to_dense()
+            self._sums[key] = total.to_dense() + gradient.to_dense(), spec
 
 
 def _put_first(parameter: torch.Tensor, hook: int) -> None:

@@ -12,6 +12,7 @@ from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.placements import split
 from tensortrace.tracer.types import Kind, Meta
 
 NAME = "log_softmax.gather"
@@ -67,11 +68,14 @@ def _log_softmax_below(node: Node) -> Node | None:
 def _token_losses(gather: Node, logs: Node) -> torch.Tensor | None:
     """Return minus the gathered log-probabilities as a new float64 tensor, shaped like the gather's output.
 
-    None where a reshape lies between the two and the shapes don't fit.
+    None where a reshape lies between the two and the shapes don't fit, and of DTensors that lie in parts.
     """
-    result: torch.Tensor = logs._saved_result.detach()  # type: ignore[attr-defined]
+    result, spec = split(logs._saved_result)  # type: ignore[attr-defined]
+    if spec is not None and not spec.replicated:
+        return None
+    result = result.detach()
     if gather.name() == "GatherBackward0":
-        index = gather._saved_index  # type: ignore[attr-defined]
+        index = split(gather._saved_index)[0]  # type: ignore[attr-defined]
         dim = _signed(gather._saved_dim)  # type: ignore[attr-defined]
         if index.dim() != result.dim():
             return None
@@ -79,7 +83,7 @@ def _token_losses(gather: Node, logs: Node) -> torch.Tensor | None:
     indices = gather._saved_indices  # type: ignore[attr-defined]
     if len(indices) != result.dim() or any(index is None for index in indices):
         return None
-    return -result[tuple(indices)].to(torch.float64)
+    return -result[tuple(split(index)[0] for index in indices)].to(torch.float64)
 
 
 def _signed(dim: int) -> int:
@@ -100,10 +104,13 @@ def _watch(session: Session, gather: Node, losses: torch.Tensor, at: Moment, cal
 def _record(
     session: Session, gradient: torch.Tensor | None, losses: torch.Tensor, at: Moment, call: int
 ) -> None:
-    if gradient is None or session.muted or gradient.shape != losses.shape:
+    if gradient is None or session.muted:
+        return
+    local, _ = split(gradient)
+    if local.shape != losses.shape:
         return
     with unobserved():
-        weight = -gradient.detach().to(torch.float64)
+        weight = -local.detach().to(torch.float64)
         valid = weight != 0
         total = (losses * valid).sum()
         count = valid.sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import threading
@@ -18,7 +19,8 @@ from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
-from tensortrace.tracer.types import Kind, Meta
+from tensortrace.tracer.placements import Spec, split
+from tensortrace.tracer.types import Kind, Meta, Placement
 
 CLASSIFYING = ("cross_entropy", "nll_loss")
 """Losses with class targets, an ignored index and class weights; all others average over elements."""
@@ -60,10 +62,11 @@ ROW_LOSSES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a loss function was given, as far as its accounting needs it."""
+    """What a loss function was given, as far as its accounting needs it; targets and weights are local."""
 
     scores: torch.Tensor | None
     target: torch.Tensor | None
+    target_spec: Spec | None
     class_weight: torch.Tensor | None
     ignore_index: int | None
     reduction: str
@@ -122,9 +125,10 @@ def _record(
     if not isinstance(result, torch.Tensor) or not session.wants(Kind.LOSS, name, at):
         return
     given = _arguments(signature, args, kwargs)
+    value, spec = split(result)
     with unobserved():
-        account = _account(name, given, result)
-        total = _total(given.reduction, account, result)
+        account = _account(name, given, value)
+        total = _total(given.reduction, account, value)
     meta = Meta(
         reduction=given.reduction,
         ignore_index=given.ignore_index,
@@ -134,13 +138,17 @@ def _record(
     )
     producers = session.producers.find(given.scores) if given.scores is not None else ()
     call = session.clock.take(at, Kind.LOSS, name, "value")
-    tensors = {"sum": total, "count": account.count, "value": result}
+    tensors: dict[str, tuple[torch.Tensor, Spec | None]] = {
+        "sum": (total, _of_sum(spec)),
+        "count": (account.count, _of_sum(spec if given.reduction == "none" else given.target_spec)),
+        "value": (value, spec),
+    }
     if given.target is not None and not given.target.is_floating_point():
-        tensors["target"] = given.target
-    for slot, tensor in tensors.items():
+        tensors["target"] = given.target, given.target_spec
+    for slot, (tensor, own) in tensors.items():
         event = session.emit(
             tensor, at, Kind.LOSS, name, slot,
-            call=call.number, recompute=call.recompute, producers=producers, meta=meta,
+            call=call.number, recompute=call.recompute, producers=producers, meta=meta, spec=own,
         )  # fmt: skip
         if slot == "value" and event is not None:
             session.producers.add(result, event, is_output=True)
@@ -177,11 +185,12 @@ def record_weight(
         or session.clock.ordinal_in(at, Kind.LOSS, f"{name}#{call}", "weight")
     ):
         return
+    local, spec = split(gradient)
     with unobserved():
-        weight = gradient.detach().to(torch.float64)
+        weight = local.detach().to(torch.float64)
         if scale is not None:
             weight = weight / scale
-    session.emit(weight, at, Kind.LOSS, name, "weight", call=call, meta=meta)
+    session.emit(weight, at, Kind.LOSS, name, "weight", call=call, meta=meta, spec=spec)
 
 
 def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -193,10 +202,12 @@ def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict
     if given.get("size_average") is not None or given.get("reduce") is not None:
         reduction = _reduction.legacy_get_string(given.get("size_average"), given.get("reduce"), False)
     classified = "ignore_index" in names
+    target, target_spec = _local(given.get("target", given.get("targets")))
     return Arguments(
         scores=_tensor(given[names[0]]),
-        target=_tensor(given.get("target", given.get("targets"))),
-        class_weight=_tensor(given.get("weight")) if classified else None,
+        target=target,
+        target_spec=target_spec,
+        class_weight=_local(given.get("weight"))[0] if classified else None,
         ignore_index=given.get("ignore_index"),
         reduction=reduction,
     )
@@ -204,6 +215,21 @@ def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict
 
 def _tensor(value: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
+
+
+def _local(value: object) -> tuple[torch.Tensor | None, Spec | None]:
+    return split(value) if isinstance(value, torch.Tensor) else (None, None)
+
+
+def _of_sum(spec: Spec | None) -> Spec | None:
+    """Return how a scalar lies that each rank has summed over its own part of a tensor."""
+    if spec is None:
+        return None
+    placements = tuple(
+        Placement(kind="partial", op="sum") if placement.dim is not None else placement
+        for placement in spec.placements
+    )
+    return dataclasses.replace(spec, placements=placements, global_shape=())
 
 
 def _account(name: str, given: Arguments, result: torch.Tensor) -> Account:
@@ -241,7 +267,8 @@ def _elements(name: str, given: Arguments, result: torch.Tensor) -> int:
         return scores.shape[1] if scores.dim() == 3 else 1
     if target is None:
         return scores.numel()
-    return int(torch.broadcast_shapes(scores.shape, target.shape).numel())  # type: ignore[no-untyped-call]
+    shape = target.shape if given.target_spec is None else given.target_spec.global_shape
+    return int(torch.broadcast_shapes(scores.shape, shape).numel())  # type: ignore[no-untyped-call]
 
 
 def _total(reduction: str, account: Account, result: torch.Tensor) -> torch.Tensor:

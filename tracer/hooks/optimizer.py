@@ -20,6 +20,7 @@ from tensortrace.tracer.hooks.scaler import Scalers
 from tensortrace.tracer.hooks.schedule import Schedules
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.state import State
+from tensortrace.tracer.placements import split
 from tensortrace.tracer.types import INIT_STEP, Kind, Meta
 
 ENVIRONMENT = frozenset(
@@ -137,7 +138,7 @@ def _found_inf(optimizer: Optimizer) -> torch.Tensor:
     """Return 1 where a fused step found its gradients not finite and did nothing, else 0 (int64)."""
     found = getattr(optimizer, "found_inf", None)
     if isinstance(found, torch.Tensor):
-        return (found.detach() != 0).to(torch.int64).reshape(())
+        return (split(found)[0].detach() != 0).to(torch.int64).reshape(())
     return torch.zeros((), dtype=torch.int64)
 
 
@@ -161,5 +162,5 @@ def _is_number(value: object) -> bool:
 
 def _float64(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
-        return value.detach().to(torch.float64).reshape(())
+        return split(value)[0].detach().to(torch.float64).reshape(())
     return torch.tensor(float(value), dtype=torch.float64)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.graph import Node
 
+from tensortrace.tracer.placements import local_part
+
 MAX_NODES = 256
 """How far the autograd graph is searched; between two modules lie a dozen nodes, not hundreds."""
 
@@ -47,14 +49,15 @@ class Producers:
 
     def add(self, tensor: torch.Tensor, event: int, *, is_output: bool) -> None:
         """Remember that ``event`` recorded this tensor; an input only where no output claims it."""
-        key = _storage(tensor)
+        local = local_part(tensor)
+        key = _storage(local)
         if key is not None:
             seen = self._storages.setdefault(key, [])
-            version = _version(tensor)
+            version = _version(local)
             if len(seen) > 8:
                 seen[:] = [item for item in seen if item.alive() is not None and item.version == version]
             seen.append(
-                _Seen(weakref.ref(tensor), version, _extent(tensor), tuple(tensor.shape), event, is_output)
+                _Seen(weakref.ref(local), version, _extent(local), tuple(local.shape), event, is_output)
             )
         if tensor.grad_fn is not None and is_output:
             self._nodes[_node_key(tensor.grad_fn, tensor.output_nr)] = event
@@ -84,6 +87,7 @@ class Producers:
         return tuple(sorted(found))
 
     def _by_storage(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        tensor = local_part(tensor)
         key = _storage(tensor)
         if key is None:
             return ()

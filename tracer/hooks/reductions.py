@@ -11,7 +11,7 @@ from torch import nn
 
 from tensortrace.tracer.hooks.gradients import Gradients
 from tensortrace.tracer.hooks.session import Session
-from tensortrace.tracer.placements import Wrapper
+from tensortrace.tracer.placements import Wrapper, local_part
 from tensortrace.tracer.types import Kind, Meta
 
 NO_REDUCTION = "no reduction across ranks was seen"
@@ -119,6 +119,7 @@ def _sharing_memory(parameters: Iterable[torch.Tensor], tensors: list[torch.Tens
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the addresses that a tensor's elements lie between."""
+    tensor = local_part(tensor)
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return 0, 0
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -10,14 +10,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from tensortrace.tracer import mesh as meshes
 from tensortrace.tracer.hooks.clock import Clock, Moment
 from tensortrace.tracer.hooks.names import Names
 from tensortrace.tracer.hooks.order import Order
 from tensortrace.tracer.hooks.patches import Patches
 from tensortrace.tracer.hooks.producers import Producers
 from tensortrace.tracer.hooks.sink import Sink
-from tensortrace.tracer.placements import WRAPPERS, Layout, Wrapper
-from tensortrace.tracer.types import Kind, Meta, Shard
+from tensortrace.tracer.placements import WRAPPERS, Layout, Spec, Wrapper, split
+from tensortrace.tracer.types import Kind, Mesh, Meta, Shard
 
 
 class Session:
@@ -44,6 +45,7 @@ class Session:
         self.after_backward: list[Callable[[], None]] = []
         self._layouts: dict[int, tuple[weakref.ref[object], Layout]] = {}
         self._sample_layout: Layout | None = None
+        self._meshes: set[str] = set()
         self.clock.on_divide.append(self.producers.turn)
         self.clock.on_open.append(self.producers.turn)
 
@@ -60,15 +62,18 @@ class Session:
         producers: tuple[int, ...] = (),
         meta: Meta | None = None,
         parameter: torch.Tensor | None = None,
+        spec: Spec | None = None,
     ) -> int | None:
         """Hand one tensor to the sink, with the shard its layout gives it; return its event number.
 
-        ``parameter`` is the parameter or buffer that the tensor belongs to, if any.
+        Of a DTensor this rank's local part is recorded. ``parameter`` is the parameter or buffer that the
+        tensor belongs to, if any; ``spec`` the place of a plain tensor that is part of a DTensor.
         """
         if not self.wants(kind, name, at):
             return None
+        local, own = split(tensor)
         return self.sink.emit(
-            tensor,
+            local,
             step=at.step,
             microbatch=at.microbatch,
             kind=kind,
@@ -76,7 +81,7 @@ class Session:
             slot=slot,
             call=call,
             recompute=recompute,
-            shard=self._shard(kind, slot, tensor, parameter),
+            shard=self._shard(kind, slot, tuple(local.shape), own or spec, parameter),
             producers=producers,
             meta=meta,
         )
@@ -111,7 +116,7 @@ class Session:
 
     def _note_layout(self, wrapper: Wrapper, module: nn.Module) -> None:
         layout = wrapper.layout(module)
-        self.sink.mesh(layout.mesh_name, layout.mesh)
+        self._declare(layout.mesh_name, layout.mesh)
         self._sample_layout = self._sample_layout or layout
         for thing in (module, *module.parameters(), *module.buffers()):
             self._layouts[id(thing)] = (weakref.ref(thing), layout)
@@ -121,13 +126,45 @@ class Session:
         return found[1] if found is not None and found[0]() is thing else None
 
     def _shard(
-        self, kind: Kind, slot: str, tensor: torch.Tensor, parameter: torch.Tensor | None
+        self,
+        kind: Kind,
+        slot: str,
+        shape: tuple[int, ...],
+        spec: Spec | None,
+        parameter: torch.Tensor | None,
     ) -> Shard | None:
+        """Return a tensor's place: what its wrapper says of the data axes, and its spec of the others."""
         if parameter is not None:
             layout = self._layout_of(parameter)
         else:
             layout = self._sample_layout if kind in OF_SAMPLES else None
-        return None if layout is None else layout.shard(kind, slot, tuple(tensor.shape))
+        if spec is None:
+            return None if layout is None else layout.shard(kind, slot, shape)
+        self._declare(spec.mesh_name, spec.mesh)
+        if layout is None or set(layout.mesh.ranks) <= set(spec.mesh.ranks):
+            return spec.shard()
+        over_data = layout.shard(kind, slot, spec.global_shape)
+        return spec.shard() if over_data is None else self._combined(over_data, layout.mesh, spec)
+
+    def _combined(self, over_data: Shard, mesh: Mesh, spec: Spec) -> Shard:
+        """Return the place on the grid of a wrapper's axes and a spec's."""
+        world = dist.get_world_size()
+        grid = meshes.product(mesh, spec.mesh, dist.get_rank(), spec.roots)
+        if grid is None:
+            return spec.shard()
+        name = meshes.name(grid, world)
+        self._declare(name, grid)
+        return Shard(
+            mesh=name,
+            coordinate=(*over_data.coordinate, *spec.coordinate),
+            placements=(*over_data.placements, *spec.placements),
+            global_shape=spec.global_shape,
+        )
+
+    def _declare(self, name: str, mesh: Mesh) -> None:
+        if name not in self._meshes:
+            self._meshes.add(name)
+            self.sink.mesh(name, mesh)
 
 
 OF_SAMPLES = frozenset({Kind.INPUT, Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOSS})
