@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from tensortrace.diff.cells import SAMPLE_KINDS, Cells, find_cells
+from tensortrace.diff.logical import Member, Merged, Placer, Unlabelled
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.selection import Selection
 from tensortrace.tracer.types import INIT_STEP, ROOT, Entry, Kind
 
-ROW_KINDS = frozenset({Kind.INPUT, Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOSS})
+ROW_KINDS = SAMPLE_KINDS
 """Kinds that belong to one forward and backward pass over some rows of the batch."""
 
 EVIDENCE_KINDS = frozenset({Kind.RNG, Kind.COLLECTIVE})
@@ -23,7 +25,10 @@ EVIDENCE_KINDS = frozenset({Kind.RNG, Kind.COLLECTIVE})
 
 
 class Part(NamedTuple):
-    """One rank's pass over some rows: a microbatch, or the n-th eval pass of a step."""
+    """One data cell's pass over some rows: a microbatch, or the n-th eval pass of a step.
+
+    ``rank`` is the cell's lowest; without parallelism inside a batch, every rank is a cell.
+    """
 
     rank: int
     phase: str
@@ -31,12 +36,28 @@ class Part(NamedTuple):
 
 
 class Item(NamedTuple):
-    """An entry, the rank that wrote it, and the part it belongs to (None for what the window owns)."""
+    """A logical tensor: its entry, who holds it, and the part it belongs to (None for the window's).
 
-    source: RankTrace
+    ``cell`` is the data cell of its lowest rank.
+    """
+
+    source: RankTrace | Merged | Unlabelled
     entry: Entry
     part: Part | None
     call: int
+    cell: int
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that hold a part of the tensor."""
+        return (self.source.rank,) if isinstance(self.source, RankTrace) else self.source.ranks
+
+    @property
+    def members(self) -> tuple[tuple[int, Entry], ...]:
+        """Each rank's own entry."""
+        if isinstance(self.source, RankTrace):
+            return ((self.source.rank, self.entry),)
+        return tuple((member.rank, member.entry) for member in self.source.members)
 
     def read(self) -> np.ndarray:
         """Return the tensor as numpy, checked against its digest."""
@@ -60,7 +81,7 @@ class StepView:
     step: int
     items: dict[Slot, tuple[Item, ...]]
     parts: tuple[Part, ...]
-    by_event: dict[tuple[int, int], tuple[Slot, Item]] = field(repr=False)
+    by_event: dict[tuple[int, int], tuple[Slot, Part | None]] = field(repr=False)
 
     def find(self, kind: Kind, *, phase: str | None = None) -> Iterable[tuple[Slot, tuple[Item, ...]]]:
         """Yield the slots of a kind, of one phase where given."""
@@ -81,6 +102,14 @@ class StepView:
             found[(slot.kind, slot.name)].append(slot)
         return dict(found)
 
+    def producers(self, item: Item) -> Iterator[tuple[Slot, Part]]:
+        """Yield the boundaries of passes from which a tensor's parts were computed, on any rank."""
+        for rank, entry in item.members:
+            for event in entry.producers:
+                slot, part = self.by_event.get((rank, event), (None, None))
+                if slot is not None and part is not None:
+                    yield slot, part
+
     def last_microbatch(self) -> int:
         """Return the number of the window's last microbatch, 0 where there is none."""
         return max((part.number for part in self.parts if part.phase == "train"), default=0)
@@ -95,6 +124,12 @@ class Catalog:
         for source in trace.ranks:
             for entry in source.entries:
                 self._by_step[entry.step].append((source, entry))
+        self._placer = _placer(trace)
+
+    @property
+    def cells(self) -> Cells:
+        """Which ranks work on the same samples."""
+        return self._placer.cells
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -140,22 +175,25 @@ class Catalog:
         return manifest is None or Selection(manifest.promise).wants(kind, name, step=step)
 
     def view(self, step: int) -> StepView:
-        """Return one step's boundaries; empty where the step was not recorded."""
-        items: dict[Slot, list[Item]] = defaultdict(list)
-        by_event: dict[tuple[int, int], tuple[Slot, Item]] = {}
-        parts: dict[Part, None] = {}
+        """Return one step's boundaries as logical tensors; empty where the step was not recorded."""
+        found: dict[tuple[Slot, int], list[Member]] = defaultdict(list)
+        by_event: dict[tuple[int, int], tuple[Slot, Part | None]] = {}
         passes = _EvalPasses()
         for source, entry in self._by_step.get(step, ()):
-            if entry.recompute:
-                continue
-            part, call = passes.place(source.rank, entry)
-            slot = Slot(part.phase if part else "window", entry.kind, entry.name, entry.slot, call)
-            item = Item(source, entry, part, call)
-            items[slot].append(item)
-            by_event[(source.rank, entry.event)] = (slot, item)
-            if part:
-                parts[part] = None
-        frozen = {slot: tuple(found) for slot, found in items.items()}
+            if not entry.recompute:
+                part, call = passes.place(source.rank, self.cells.cell(source.rank), entry)
+                slot = Slot(part.phase if part else "window", entry.kind, entry.name, entry.slot, call)
+                number = part.number if part else -1 if entry.microbatch is None else entry.microbatch
+                found[(slot, number)].append(Member(source, entry))
+                by_event[(source.rank, entry.event)] = (slot, part)
+        items: dict[Slot, list[Item]] = defaultdict(list)
+        for (slot, number), members in found.items():
+            for holder, entry in self._placer.merge(slot.kind, members):
+                cell = self.cells.cell(holder.rank)
+                part = None if slot.phase == "window" else Part(cell, slot.phase, number)
+                items[slot].append(Item(holder, entry, part, slot.call, cell))
+        parts = {part for _, part in by_event.values() if part}
+        frozen = {slot: tuple(held) for slot, held in items.items()}
         return StepView(step, frozen, tuple(sorted(parts)), by_event)
 
 
@@ -168,11 +206,12 @@ class _EvalPasses:
         self._first_call: dict[tuple[int, Kind, str, str], int] = {}
         self._pass_of: dict[tuple[int, Kind, str, str], int] = {}
 
-    def place(self, rank: int, entry: Entry) -> tuple[Part | None, int]:
+    def place(self, rank: int, cell: int, entry: Entry) -> tuple[Part | None, int]:
+        """Return the part of an entry, and its call number within the part."""
         if entry.kind not in ROW_KINDS:
             return None, entry.call
         if entry.microbatch is not None:
-            return Part(rank, "train", entry.microbatch), entry.call
+            return Part(cell, "train", entry.microbatch), entry.call
         is_input = entry.kind == Kind.INPUT and entry.name == ROOT
         if is_input and not self._open_input[rank]:
             self._number[rank] += 1
@@ -182,4 +221,22 @@ class _EvalPasses:
         if self._pass_of.get(key) != number:
             self._pass_of[key] = number
             self._first_call[key] = entry.call
-        return Part(rank, "eval", number), entry.call - self._first_call[key]
+        return Part(cell, "eval", number), entry.call - self._first_call[key]
+
+
+def _placer(trace: Trace) -> Placer:
+    """Return what knows where the entries of a trace's ranks lie."""
+    meshes = {
+        (source.rank, name): mesh
+        for source in trace.ranks
+        if source.manifest
+        for name, mesh in source.manifest.meshes.items()
+    }
+    labelled = {
+        (meshes[(source.rank, entry.shard.mesh)], entry.shard)
+        for source in trace.ranks
+        for entry in source.entries
+        if entry.kind in SAMPLE_KINDS and entry.shard and (source.rank, entry.shard.mesh) in meshes
+    }
+    cells = find_cells((source.rank for source in trace.ranks), labelled, meshes.values())
+    return Placer(cells, meshes)

@@ -21,6 +21,7 @@ from tensortrace.diff.plan.passes import plan_passes, plan_rows
 from tensortrace.diff.plan.state import plan_init, plan_state
 from tensortrace.diff.result import Result
 from tensortrace.diff.rows import read_batch
+from tensortrace.diff.unlabelled import Rules, resolve
 from tensortrace.diff.verdict import state_result
 from tensortrace.tracer.errors import BadRequest, DamagedTrace
 from tensortrace.tracer.reader import Trace, check
@@ -173,6 +174,7 @@ def _execute(
     state_a = a.view(INIT_STEP if offset == 0 else offset - 1)
     state_b = b.view(INIT_STEP)
     previous: int | None = None
+    rules = Rules(), Rules()
     if alignment.with_init:
         plan = StepPlan(INIT_STEP)
         plan_init(state_a, state_b, plan)
@@ -186,7 +188,7 @@ def _execute(
             return ["stopped at init: the runs do not start from the same state"]
     for number, step in enumerate(alignment.steps):
         view_a, view_b = a.view(step), b.view(step - offset)
-        pair_ = StepPair(view_a, view_b, state_a, state_b)
+        pair_ = resolve(StepPair(view_a, view_b, state_a, state_b), *rules)
         plan = StepPlan(step)
         _plan_step(pair_, plan)
         if a.cut_at(step) or b.cut_at(step - offset):
@@ -201,7 +203,8 @@ def _execute(
             notes.append(f"stopped at step {step}: the runs were given different inputs")
             break
         previous = step
-        state_a, state_b = _carried(state_a, view_a), _carried(state_b, view_b)
+        state_a, state_b = _carried(state_a, pair_.a), _carried(state_b, pair_.b)
+    notes += [*rules[0].notes("a"), *rules[1].notes("b")]
     return list(dict.fromkeys(notes))
 
 

@@ -10,11 +10,12 @@ from typing import Literal
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled, NotComparable
-from tensortrace.diff.catalog import StepView
+from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.compare import EPS, is_exact, measure
+from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps
-from tensortrace.diff.replicas import odd_ranks
+from tensortrace.diff.replicas import odd_members, odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.scale import WEIGHT_TOLERANCE
 from tensortrace.diff.tolerance import (
@@ -103,7 +104,7 @@ class Execution:
                 self.gaps.append((node, entry))
                 self._pass_on(node)
             return
-        if odd_ranks(entry.copies_b) and not odd_ranks(entry.copies_a):
+        if _disagree(entry.copies_b, entry.items_b) and not _disagree(entry.copies_a, entry.items_a):
             self._tell_disagreement(node, entry, pair)
             return
         if entry.same_bytes and entry.slot.kind in _BYTES_SUFFICE:
@@ -112,7 +113,7 @@ class Execution:
         try:
             loaded = entry.load()
             self._compare(node, entry, loaded, pair, eps)
-        except NotComparable as reason:
+        except (NotComparable, Unplaceable) as reason:
             self.not_comparable.append((node, str(reason)))
             self._pass_on(node)
 
@@ -123,9 +124,9 @@ class Execution:
         self.errors[node] = Error(known.rel, known.peak, diverges=any(p.diverges for p in parents))
 
     def _tell_disagreement(self, node: Node, entry: Comparison, pair: StepPair) -> None:
-        odd = odd_ranks(entry.copies_b, like=entry.items_a)
+        odd = odd_members(entry.items_b) or odd_ranks(entry.copies_b, like=entry.items_a)
         ranks = ", ".join(map(str, odd))
-        others = ", ".join(str(i.source.rank) for i in entry.copies_b if i.source.rank not in odd)
+        others = ", ".join(str(rank) for rank in _holders(entry) if rank not in odd)
         differs = f"differs from rank {others}" if others else "each hold another value"
         text = f"replicas disagree in b: rank {ranks} {differs}"
         judgement = judge_exact(Metrics(elements=0, equal=False, rel_l2=math.inf))
@@ -256,6 +257,16 @@ class Execution:
         """Tell whether any boundary of these kinds has diverged so far."""
         wanted = set(kinds)
         return any(o.node.slot.kind in wanted for o in self.outcomes)
+
+
+def _disagree(copies: Sequence[Item], items: Sequence[Item]) -> bool:
+    """Tell whether ranks that should hold the same tensor do not."""
+    return bool(odd_members(items) or odd_ranks(copies))
+
+
+def _holders(entry: Comparison) -> list[int]:
+    """Return the ranks of ``b`` that hold the tensor or a part of it."""
+    return sorted({rank for item in (*entry.items_b, *entry.copies_b) for rank in item.ranks})
 
 
 def _compute_eps(view: StepView) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -47,6 +47,7 @@ class Gradients:
 
     view: StepView
     _factor_cache: dict[Kind, float | None] = field(default_factory=dict, repr=False)
+    _class_factors: dict[frozenset[int], Factors | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -77,15 +78,14 @@ class Gradients:
         return _by_param(self.view, Kind.LOCAL_GRAD, "start")
 
     def local(self, name: str) -> dict[int, np.ndarray]:
-        """Return each rank's own sum over the window."""
-        whole = {i.source.rank: i.read() for i in _latest(self._window.get(name, []))}
+        """Return each data cell's own sum over the window."""
+        whole = {i.cell: i.read() for i in _latest(self._window.get(name, []))}
         if whole:
             return whole
         sums: dict[int, np.ndarray] = {}
         for item in self._parts.get(name, []):
             value = item.read()
-            rank = item.source.rank
-            sums[rank] = sums[rank] + value if rank in sums else value
+            sums[item.cell] = sums[item.cell] + value if item.cell in sums else value
         return sums
 
     def local_items(self, name: str) -> list[Item]:
@@ -96,7 +96,7 @@ class Gradients:
         """Return Σ over ranks and microbatches of the local gradient divided by each part's factor."""
         total: np.ndarray | None = None
         for item in self._parts.get(name, []):
-            part = Part(item.source.rank, "train", item.entry.microbatch or 0)
+            part = Part(item.cell, "train", item.entry.microbatch or 0)
             value = item.read().astype(np.float64) / divide_by(part)
             total = value if total is None else total + value
         return total
@@ -115,7 +115,7 @@ class Gradients:
 
     def start(self, name: str) -> dict[int, np.ndarray]:
         """Return ``.grad`` as each rank found it when the window's first backward began."""
-        return {i.source.rank: i.read() for i in self.start_items(name)}
+        return {i.cell: i.read() for i in self.start_items(name)}
 
     def has_rung(self, kind: Kind) -> bool:
         """Tell whether any parameter has a rung."""
@@ -183,11 +183,34 @@ class Gradients:
 
     @cached_property
     def factors(self) -> Factors | None:
-        """Each rank's measured factor from its local gradients to the gradient before clipping."""
-        return rank_factors(self._local_samples())
+        """Each cell's measured factor from its local gradients to the gradient before clipping.
 
-    def _local_samples(self) -> Iterator[tuple[dict[int, np.ndarray], np.ndarray]]:
+        Of the parameters that most cells have gradients of: see ``factors_of``.
+        """
+        classes = sorted(self._classes.values(), key=len)
+        return rank_factors(self._local_samples(classes[-1])) if classes else None
+
+    def factors_of(self, name: str) -> Factors | None:
+        """Return the factors of a parameter's reduction class: experts are reduced over fewer ranks."""
+        cells = self._cells_of(name)
+        if cells not in self._class_factors:
+            self._class_factors[cells] = rank_factors(self._local_samples(self._classes.get(cells, [])))
+        return self._class_factors[cells]
+
+    @cached_property
+    def _classes(self) -> dict[frozenset[int], list[str]]:
+        """The parameters by the set of cells that have a gradient of them."""
+        found: dict[frozenset[int], list[str]] = defaultdict(list)
         for name in self.names:
+            if cells := self._cells_of(name):
+                found[cells].append(name)
+        return dict(found)
+
+    def _cells_of(self, name: str) -> frozenset[int]:
+        return frozenset(i.cell for i in self.local_items(name))
+
+    def _local_samples(self, names: Iterable[str]) -> Iterator[tuple[dict[int, np.ndarray], np.ndarray]]:
+        for name in names:
             copies, local = self.unclipped_copies(name), self.local(name)
             if not copies or not local or odd_ranks(copies):
                 continue  # where replicas disagree there is no one gradient to explain
@@ -227,7 +250,7 @@ class Gradients:
         return self._combined_local(name)
 
     def _combined_local(self, name: str) -> np.ndarray | None:
-        factors, local = self.factors, self.local(name)
+        factors, local = self.factors_of(name), self.local(name)
         if factors is None or not local or any(rank not in factors.by_rank for rank in local):
             return None
         total = sum(value.astype(np.float64) * factors.by_rank[rank] for rank, value in local.items())

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensortrace.diff.catalog import Item
+from tensortrace.diff.logical import Merged
 
 
 def odd_ranks(copies: Sequence[Item], like: Sequence[Item] = ()) -> tuple[int, ...]:
@@ -24,7 +25,12 @@ def odd_ranks(copies: Sequence[Item], like: Sequence[Item] = ()) -> tuple[int, .
     most = max(often.values())
     leaders = [d for d, count in often.items() if count == most]
     right = leaders[0] if len(leaders) == 1 else _nearest(copies, leaders, like)
-    return tuple(sorted(item.source.rank for item in copies if item.entry.digest != right))
+    return tuple(sorted(rank for item in copies if item.entry.digest != right for rank in item.ranks))
+
+
+def odd_members(items: Sequence[Item]) -> tuple[int, ...]:
+    """Return the ranks whose part of a tensor differs from the part of their replicas in the same cell."""
+    return tuple(sorted({rank for i in items if isinstance(i.source, Merged) for rank in i.source.odd}))
 
 
 _BY_FAR = 10.0

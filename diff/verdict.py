@@ -105,7 +105,7 @@ def _inputs(outcome: Outcome, execution: Execution) -> tuple[str, ...]:
 def _ranks(outcome: Outcome, items: Sequence[Item]) -> tuple[int, ...]:
     """Return the ranks of ``b`` that hold the error, the worst element's first."""
     loaded = outcome.assembled
-    everyone = tuple(sorted({i.source.rank for i in items}))
+    everyone = tuple(sorted({rank for i in items for rank in i.ranks}))
     if loaded is None or not loaded.owners:
         return everyone
     error: dict[int, float] = defaultdict(float)

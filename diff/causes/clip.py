@@ -53,11 +53,11 @@ def _clipped_as_it_went(gradients: Gradients, view: StepView) -> tuple[list[str]
     coefficients = _coefficients(view)
     total: dict[str, np.ndarray] = {}
     names = [n for n in gradients.names if gradients.local_items(n)]
-    ranks = {i.source.rank for n in names for i in gradients.local_items(n)}
+    ranks = {i.cell for n in names for i in gradients.local_items(n)}
     for name in names:
         for rank in sorted(ranks):  # a rank's own gradient may be clipped before it is reduced
             share = np.zeros(())
-            mine = {i.entry.microbatch: i for i in gradients.local_items(name) if i.source.rank == rank}
+            mine = {i.entry.microbatch: i for i in gradients.local_items(name) if i.cell == rank}
             for microbatch in range(view.last_microbatch() + 1):
                 if microbatch in mine:
                     share = share + mine[microbatch].read().astype(np.float64)
@@ -72,7 +72,7 @@ def _coefficients(view: StepView) -> dict[tuple[int, int], float]:
     for slot, items in view.find(Kind.CLIPPED_GRAD):
         if slot.name == CLIP and slot.slot == "coefficient":
             for item in items:
-                key = (item.source.rank, item.entry.microbatch or 0)
+                key = (item.cell, item.entry.microbatch or 0)
                 found[key] = found.get(key, 1.0) * _scalar(item)
     return found
 

@@ -17,6 +17,8 @@ def init_differs(case: Case) -> Sequence[Proposal]:
         return ()
     if case.origin.node.slot.kind == Kind.OPTIMIZER_STATE:
         return ()
+    if not case.arrays:
+        return ()
     left, right = (list(side) for side in zip(*case.arrays, strict=True))
     names = [o.node.slot.name for o in case.siblings]
     text = f"{len(names)} tensor(s) differ before the first step: {', '.join(names[:4])}"

@@ -51,9 +51,7 @@ def missing(case: Case) -> Sequence[Proposal]:
         return ()
     names = [o.node.slot.name for o in case.siblings if _unlike(o)]
     found = [(n, _copies(n, case), case.pair.gradients_b.local(n)) for n in names]
-    samples = [
-        (x, local[x.source.rank]) for _, copies, local in found for x in copies if x.source.rank in local
-    ]
+    samples = [(x, local[x.cell]) for _, copies, local in found for x in copies if x.cell in local]
     reference = [case.pair.gradients_a.unclipped(n) for n, copies, _ in found for _ in copies]
     if not samples or len(samples) != len(reference) or any(r is None for r in reference):
         return ()

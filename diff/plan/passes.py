@@ -200,12 +200,10 @@ class _Edges:
                     call = (slot.phase, slot.name, slot.call, ref[0])
                     if slot not in self.calls[call]:
                         self.calls[call].append(slot)
-                for event in item.entry.producers:
-                    found = view.by_event.get((item.source.rank, event))
-                    if found and found[1].part is not None:
-                        source = (self.pair.group(found[1].part), _merged(found[0]))
-                        self.producers[ref][source] = None
-                        self.consumers[source][ref] = None
+                for found in view.producers(item):
+                    source = (self.pair.group(found[1]), _merged(found[0]))
+                    self.producers[ref][source] = None
+                    self.consumers[source][ref] = None
 
     def of(self, slot: Slot, microbatch: int | None) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
         """Return (parents in this step, parents in the step before)."""

@@ -200,12 +200,17 @@ def update_inputs(name: str, view: StepView, before: StepView) -> UpdateInputs |
     hypers, optimizer = hyperparameters(name, view)
     if not consumed or not param or not hypers or skipped(view):
         return None
+    shape = replica(param).entry.local_shape
+    before_, after = _states(name, before), _states(name, view)
+    elementwise = [value.shape for state in (before_, after) for value in state.values() if value.ndim]
+    if any(found != shape for found in (replica(consumed).entry.local_shape, *elementwise)):
+        return None  # factored moments, or parts of no known layout: no formula of ours
     return UpdateInputs(
         optimizer=optimizer,
         param=replica(param).read().astype(np.float64),
         gradient=replica(consumed).read().astype(np.float64),
-        before=_states(name, before),
-        after=_states(name, view),
+        before=before_,
+        after=after,
         hypers=hypers,
     )
 
@@ -223,9 +228,10 @@ def hyperparameters(name: str, view: StepView, call: int = 0) -> tuple[dict[str,
     found: dict[str, float] = {}
     optimizer = ""
     for slot, items in view.find(Kind.SCHEDULE):
-        if slot.call == call and name in items[0].entry.meta.members:
-            found[slot.slot] = float(replica(items).read())
-            optimizer = items[0].entry.meta.optimizer or optimizer
+        mine = [i for i in items if name in i.entry.meta.members]  # pipeline stages have groups of their own
+        if slot.call == call and mine:
+            found[slot.slot] = float(replica(mine).read())
+            optimizer = mine[0].entry.meta.optimizer or optimizer
     return found, optimizer
 
 
