@@ -141,7 +141,7 @@ def reduce_contributions(
     combine = _REDUCTIONS[kinds.pop()]
     first = next(arrays)
     wide = {"c": np.complex128, "f": np.float64}.get(first.dtype.kind, np.int64)
-    total = first.astype(wide)
+    total: np.ndarray = first.astype(wide)
     for other in arrays:
         combine(total, other.astype(wide), out=total)
     count = math.prod(size for size, op in zip(sizes, ops, strict=True) if op in ("avg", "mean"))
