@@ -158,7 +158,7 @@ class Execution:
         if entry.exact and metrics.equal and a.dtype.kind in "iu":  # beyond 2^53 float64 cannot tell
             metrics = metrics if np.array_equal(a, b) else Metrics(metrics.elements, False, rel_l2=2.0**-53)
         terms = self._terms(node, entry, pair)
-        measured = Measured(metrics, 0.0 if metrics.equal else measure_peak(a, b, terms), terms)
+        measured = Measured(metrics, 0.0 if metrics.equal else measure_peak([(a, b)], metrics, terms), terms)
         self._count(node, equal=metrics.equal)
         self._remember(node, measured, a)
         judgement, origin = self._judge(node, entry, measured, eps)
@@ -210,7 +210,7 @@ class Execution:
         sides = entry.own() if entry.own else None
         if sides is None:
             return plain, "unknown"
-        own = judge_own(*sides, eps)
+        own = judge_own(lambda: [sides], eps)
         if own.ratio > 1:
             return own, "own"
         return (plain if any(e.diverges for e in parents) else own), "inputs"

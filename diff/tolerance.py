@@ -9,11 +9,12 @@ seen), and the projection ⟨a,b⟩/⟨a,a⟩ (a coherent factor far below the n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tensortrace.diff.compare import Sides, flat_chunks
 from tensortrace.diff.result import Judgement, Metrics
 
 OWN = 8.0
@@ -62,16 +63,27 @@ class Measured:
         return absolute / self.size if self.size else math.inf if absolute else 0.0
 
 
-def measure_peak(a: np.ndarray, b: np.ndarray, terms: float) -> float:
-    """Return the worst |b−a| over the greater of |a| and the typical magnitude of the terms summed."""
-    x, y = np.ravel(a).astype(np.float64), np.ravel(b).astype(np.float64)
-    if not x.size:
+def measure_peak(blocks: Iterable[Sides], metrics: Metrics, terms: float) -> float:
+    """Return the worst |b−a| over the greater of |a| and the typical magnitude of the terms summed.
+
+    ``blocks`` are those that ``metrics`` were measured on: a typical element's size is known only then.
+    """
+    if not metrics.elements:
         return 0.0
+    typical = max(metrics.norm_a or 0.0, terms) / math.sqrt(metrics.elements)
+    worst = 0.0
     with np.errstate(invalid="ignore", over="ignore"):
-        delta = np.abs(y - x)
+        for a, b in blocks:
+            for x, y in flat_chunks(a, b):
+                worst = max(worst, _peak(x, y, typical))
+                if worst == math.inf:
+                    return worst
+    return worst
+
+
+def _peak(x: np.ndarray, y: np.ndarray, typical: float) -> float:
+    delta = np.abs(y - x)
     delta[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
-    finite = x[np.isfinite(x)]
-    typical = max(float(np.linalg.norm(finite)), terms) / math.sqrt(x.size)
     if not math.isfinite(float(np.max(delta))):
         return math.inf
     scale = np.maximum(np.where(np.isfinite(x), np.abs(x), 0.0), typical)
@@ -108,17 +120,25 @@ def judge_model(found: Measured, eps: float, agreeing: Sequence[Error], *, noise
     )  # fmt: skip
 
 
-def judge_own(own: np.ndarray, size: np.ndarray, eps: float) -> Judgement:
-    """Judge what the recorded inputs of an update do not explain, element by element."""
-    delta, scale = np.abs(np.ravel(own)), np.ravel(size)
-    scale = np.where(np.isfinite(scale), scale, 0.0)
-    typical = float(np.sqrt(np.mean(scale**2))) if scale.size else 0.0
-    relative = delta / np.maximum(np.maximum(scale, 0.0), 1e-3 * typical + 1e-300)
-    worst = float(relative.max()) if relative.size else 0.0
+def judge_own(blocks: Callable[[], Iterable[Sides]], eps: float) -> Judgement:
+    """Judge what the recorded inputs of an update do not explain, element by element.
+
+    ``blocks`` gives pairs of what is unexplained and of the size of the terms summed; it is called twice,
+    since a typical element's size is known only after all.
+    """
+    squares, count = 0.0, 0
+    for _, sizes in blocks():
+        finite = np.where(np.isfinite(sizes), sizes, 0.0)
+        squares, count = squares + float(np.sum(finite**2)), count + finite.size
+    least = 1e-3 * math.sqrt(squares / count if count else 0.0) + 1e-300
+    worst = 0.0
+    for unexplained, sizes in blocks():
+        scale = np.where(np.isfinite(sizes), sizes, 0.0)
+        relative = np.abs(unexplained) / np.maximum(scale, least)
+        found = float(relative.max()) if relative.size else 0.0
+        worst = max(worst, found) if math.isfinite(found) else math.inf
     limit = PEAK * OWN * eps
     reason = f"beyond what its own inputs explain: worst element {worst:.3g}, allowed {limit:.3g}"
-    if not math.isfinite(worst):
-        worst = math.inf
     return Judgement(
         policy="error-model", allowed=limit, error=worst, ratio=_ratio(worst, limit), reason=reason,
         power_coherent=limit, power_incoherent=limit,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tensortrace.diff.compare import measure
+from tensortrace.diff.compare import measure, measure_blocks
 
 
 def test_the_relative_error_and_the_worst_element_are_those_worked_by_hand() -> None:
@@ -60,3 +60,34 @@ def test_tensors_without_elements_are_equal() -> None:
 def test_complex_numbers_are_compared_as_pairs() -> None:
     found = measure(np.array([3 + 4j]), np.array([3 + 4.5j]))
     assert found.rel_l2 == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-6, 0.3])
+def test_blocks_give_the_metrics_of_the_whole(error: float) -> None:
+    rng = np.random.default_rng(3)
+    a = rng.normal(size=(700, 1000)).astype(np.float32)  # more than one chunk
+    b = a * 1.001 + error * rng.normal(size=a.shape)
+    b[:200] = a[:200]  # chunks in which nothing differs
+    a[5, 6] = b[5, 6] = np.nan
+    b[650, 7] += 9
+    a[651, 8] = 1e-9
+    whole = measure(a, b)
+    pieces = measure_blocks(a.shape, [(a[k : k + 90], b[k : k + 90]) for k in range(0, 700, 90)])
+    x, y = np.nan_to_num(a.astype(np.float64)), np.nan_to_num(b)
+    delta = y - x
+    rest = delta - x * (x * delta).sum() / (x * x).sum()
+    for found in (whole, pieces):
+        assert found.rel_l2 == pytest.approx(np.linalg.norm(delta) / np.linalg.norm(x), rel=1e-12)
+        assert found.projection == pytest.approx(1 + (x * delta).sum() / (x * x).sum(), rel=1e-12)
+        assert found.projection_error == pytest.approx(np.linalg.norm(x * rest) / (x * x).sum(), rel=1e-9)
+        assert found.max_abs_at == (650, 7)
+        assert found.max_rel_at == (651, 8)
+        assert (found.nonfinite_a, found.nonfinite_b, found.elements) == (1, 1, 700_000)
+
+
+def test_the_first_broken_element_is_named_over_blocks() -> None:
+    a = np.zeros((4, 3))
+    b = a.copy()
+    b[2, 1] = b[3, 0] = np.nan
+    found = measure_blocks((4, 3), [(a[:1], b[:1]), (a[1:], b[1:])])
+    assert (found.rel_l2, found.max_abs_at, found.nonfinite_b) == (math.inf, (2, 1), 2)

@@ -23,7 +23,8 @@ SINGLE = EPS["float32"]
 
 
 def measured(a: np.ndarray, b: np.ndarray, terms: float = 0.0) -> Measured:
-    return Measured(measure(a, b), measure_peak(a, b, terms), terms)
+    metrics = measure(a, b)
+    return Measured(metrics, measure_peak([(a, b)], metrics, terms), terms)
 
 
 def noisy(relative: float) -> Measured:
@@ -104,12 +105,15 @@ def test_the_floor_and_the_error_are_relative_to_the_same_terms() -> None:
     assert judge_floor(found, [1e-6], []).ratio <= 1
 
 
+def own(unexplained: list[float], sizes: list[float]) -> float:
+    return judge_own(lambda: [(np.array(unexplained), np.array(sizes))], SINGLE).ratio
+
+
 def test_what_an_update_s_inputs_do_not_explain_is_judged_element_by_element() -> None:
-    size = np.array([1.0, 1e-2])
-    assert judge_own(np.array([0.0, 60 * SINGLE * 1e-2]), size, SINGLE).ratio <= 1
-    assert judge_own(np.array([0.0, 70 * SINGLE * 1e-2]), size, SINGLE).ratio > 1
+    assert own([0.0, 60 * SINGLE * 1e-2], [1.0, 1e-2]) <= 1
+    assert own([0.0, 70 * SINGLE * 1e-2], [1.0, 1e-2]) > 1
 
 
 def test_an_unexplained_nan_is_infinitely_wrong_and_a_nan_size_is_no_licence() -> None:
-    assert judge_own(np.array([np.nan]), np.ones(1), SINGLE).ratio == math.inf
-    assert judge_own(np.array([0.0, 1e-3]), np.array([np.nan, 1.0]), SINGLE).ratio > 1
+    assert own([np.nan], [1.0]) == math.inf
+    assert own([0.0, 1e-3], [np.nan, 1.0]) > 1
