@@ -19,9 +19,14 @@ def digest(dtype: str, shape: tuple[int, ...], data: Bytes) -> str:
 
     ``data`` are the logical bytes: little-endian elements in row-major order.
     """
-    hasher = xxhash.xxh3_128(f"{dtype}[{','.join(map(str, shape))}]\0".encode("ascii"))
+    hasher = digest_of(dtype, shape)
     hasher.update(data.data)
     return hasher.hexdigest()
+
+
+def digest_of(dtype: str, shape: tuple[int, ...]) -> xxhash.xxh3_128:
+    """Return the digest before any logical byte; ``update`` it with them in order."""
+    return xxhash.xxh3_128(f"{dtype}[{','.join(map(str, shape))}]\0".encode("ascii"))
 
 
 def statistics(dtype: str, data: Bytes) -> Stats:

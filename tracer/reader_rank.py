@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -12,8 +15,10 @@ from numpy.typing import NDArray
 from tensortrace.tracer import layout
 from tensortrace.tracer.codec_dtypes import Bytes, values
 from tensortrace.tracer.errors import DamagedTrace, TraceError
+from tensortrace.tracer.geometry_blocks import block_grid
 from tensortrace.tracer.manifest import read_rank_manifest
 from tensortrace.tracer.reader_index import OnDamage, load, segment_numbers
+from tensortrace.tracer.reader_ranges import RangeReader
 from tensortrace.tracer.reader_segment import find_segment, read_blob
 from tensortrace.tracer.types import Blob, Entry, RankManifest
 
@@ -41,6 +46,8 @@ class RankTrace:
         self.manifest = manifest
         self.entries = entries
         self._limit_bytes = limit_bytes
+        self._ranges: dict[int, RangeReader] = {}
+        self._lock = threading.Lock()
         self._blobs = {entry.event: entry.blob for entry in entries if entry.blob is not None}
         self._sizes = {number: _size(folder, number) for number in segment_numbers(folder)}
         self.problems = (*problems, *_ending(folder, manifest, len(entries)), *self._lost_bytes())
@@ -83,6 +90,38 @@ class RankTrace:
         Raises DamagedTrace naming file and offset, or TraceError where the bytes were never kept or
         exceed the trace's ``limit_bytes``.
         """
+        blob, path = self._located(entry)
+        return read_blob(path, entry, blob, self._limit_bytes)
+
+    def read_range(self, entry: Entry, start: int, stop: int) -> NDArray[np.generic]:
+        """Return the elements [start, stop) of the flattened tensor, as ``read`` gives them.
+
+        Memory is that of the range; the digest of the whole tensor was checked in a pass of its own, once.
+        """
+        blob, path = self._located(entry)
+        holder = entry.event if entry.same_as is None else entry.same_as
+        with self._lock:
+            reader = self._ranges.get(holder)
+            if reader is None:
+                reader = self._ranges[holder] = RangeReader(path, entry, blob)
+        return values(entry.dtype, reader.read(path, start, stop))
+
+    def blocks(self, entry: Entry, most: int) -> Iterator[NDArray[np.generic]]:
+        """Yield the tensor in the boxes of ``block_grid``, of at most ``most`` elements each.
+
+        Small tensors come from one read. Raises as ``read`` does.
+        """
+        if math.prod(entry.local_shape) <= most:
+            if 0 not in entry.local_shape:
+                yield self.read(entry)
+            return
+        start = 0
+        for _, shape in block_grid(entry.local_shape, most):
+            stop = start + math.prod(shape)
+            yield self.read_range(entry, start, stop).reshape(shape)
+            start = stop
+
+    def _located(self, entry: Entry) -> tuple[Blob, Path]:
         blob = self.blob_of(entry)
         if blob is None:
             raise TraceError(
@@ -92,7 +131,7 @@ class RankTrace:
         if path is None:
             name = layout.segment_name(blob.segment)
             raise DamagedTrace(f"{self.folder / name}: the segment is missing")
-        return read_blob(path, entry, blob, self._limit_bytes)
+        return blob, path
 
     def _there(self, blob: Blob) -> bool:
         return blob.offset + blob.length <= self._sizes.get(blob.segment, -1)

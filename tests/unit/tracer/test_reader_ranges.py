@@ -1,0 +1,90 @@
+"""Ranges of a stored tensor are what the whole tensor holds there, checked, in little memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from tensortrace.tracer import layout
+from tensortrace.tracer.errors import DamagedTrace, TraceError
+from tensortrace.tracer.geometry_blocks import block_grid
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.reader_rank import RankTrace
+from tests.synthetic import logical_bytes, write_trace
+
+
+def stored(folder: Path, array: np.ndarray, dtype: str | None = None) -> RankTrace:
+    fields = {} if dtype is None else {"dtype": dtype}
+    return Trace.open(write_trace(folder, [[(fields, array)]])).ranks[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int32", "complex128", "bool"])
+@pytest.mark.parametrize("size", [7, 5000, 4_500_000])  # in one frame, in planes, in several frames each
+def test_any_range_is_what_the_whole_tensor_holds_there(tmp_path: Path, dtype: str, size: int) -> None:
+    rng = np.random.default_rng(size)
+    native = "float32" if dtype == "bfloat16" else dtype
+    array = (rng.normal(size=size) * 100).astype(native)
+    rank = Trace.open(write_trace(tmp_path / "t", [[({"dtype": dtype}, _coded(array, dtype))]])).ranks[0]
+    entry = rank.entries[0]
+    whole = rank.read(entry)
+    for start, stop in ((0, size), (0, 0), (size - 1, size), (size // 3, 2 * size // 3), (5, 6)):
+        found = rank.read_range(entry, start, stop)
+        assert found.dtype == whole.dtype
+        assert found.tobytes() == whole[start:stop].tobytes()
+
+
+def _coded(array: np.ndarray, dtype: str) -> np.ndarray:
+    return logical_bytes(array, dtype).view("<u2") if dtype == "bfloat16" else array
+
+
+def test_blocks_follow_the_grid_and_hold_the_tensor(tmp_path: Path) -> None:
+    array = np.arange(3 * 40 * 50, dtype=np.float32).reshape(3, 40, 50)
+    rank = stored(tmp_path / "t", array)
+    for most in (1, 49, 500, 3000, 10_000):
+        found = list(rank.blocks(rank.entries[0], most))
+        assert [b.shape for b in found] == [shape for _, shape in block_grid(array.shape, most)]
+        np.testing.assert_array_equal(np.concatenate([b.ravel() for b in found]), array.ravel())
+
+
+def test_elements_beyond_the_tensor_are_refused(tmp_path: Path) -> None:
+    rank = stored(tmp_path / "t", np.zeros(3, np.float32))
+    for start, stop in ((0, 4), (-1, 2), (2, 1)):
+        with pytest.raises(ValueError, match="of 3"):
+            rank.read_range(rank.entries[0], start, stop)
+
+
+def test_a_range_of_a_tensor_with_another_digest_is_never_returned(tmp_path: Path) -> None:
+    array = np.zeros(1_000_000, np.uint8)  # stored raw: a flipped byte in the middle of a raw block
+    array[::2] = np.random.default_rng(0).integers(0, 255, 500_000)
+    folder = write_trace(tmp_path / "t", [[({}, array)]])
+    path = next((layout.rank_folder(folder, 0)).glob("seg*"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    rank = Trace.open(folder).ranks[0]
+    with pytest.raises(DamagedTrace, match=r"seg000000.*offset"):
+        rank.read_range(rank.entries[0], 0, 1)  # though the first frame is whole
+
+
+def test_a_tensor_of_which_only_the_digest_was_kept_has_no_ranges(tmp_path: Path) -> None:
+    rank = stored(tmp_path / "t", np.zeros(3, np.float32))
+    bare = rank.entries[0]
+    with pytest.raises(TraceError, match="only digest and statistics"):
+        rank.read_range(replace(bare, blob=None), 0, 1)
+
+
+def test_reading_block_by_block_takes_a_fraction_of_the_tensor(tmp_path: Path) -> None:
+    array = np.tile(np.arange(1 << 16, dtype=np.float32), 1 << 10)  # 256 MiB
+    rank = stored(tmp_path / "t", array)
+    total = float(array[: 1 << 16].astype(np.float64).sum()) * (1 << 10)
+    del array
+    tracemalloc.start()
+    found = sum(float(b.astype(np.float64).sum()) for b in rank.blocks(rank.entries[0], 1 << 20))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == total
+    assert peak < 192 << 20  # frames that are kept, and a few blocks
