@@ -1,0 +1,169 @@
+"""A small decoder with grouped queries, a gated MLP or experts, and sizes that no mesh divides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCABULARY = 50
+WIDTH = 16
+HEADS = 4
+HEAD_DIM = 4
+HIDDEN = 13
+EXPERTS = 4
+CHOICES = 2
+LENGTH = 16
+
+Mix = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Attention of queries on keys and values, all [rows, positions, heads, head_dim], given the positions."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What differs between the models of the tests."""
+
+    depth: int = 2
+    kv_heads: int = 2
+    tied: bool = False
+    experts: bool = False
+    batch_norm: bool = False
+    vocabulary: int = VOCABULARY
+
+
+def causal_mix(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> Tensor:
+    return masked_mix(query, key, value, positions, positions)
+
+
+def masked_mix(query: Tensor, key: Tensor, value: Tensor, at: Tensor, of: Tensor) -> Tensor:
+    """Let the query at each position ``at`` see the keys at positions ``of`` that are not after it."""
+    scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(HEAD_DIM)
+    scores = scores.masked_fill(of[None, :] > at[:, None], -math.inf)
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), value)
+
+
+class Attention(nn.Module):
+    """``kv`` holds, for each of its heads, the rows of the key and then those of the value."""
+
+    def __init__(self, kv_heads: int) -> None:
+        super().__init__()
+        self.q = nn.Linear(WIDTH, HEADS * HEAD_DIM)
+        self.kv = nn.Linear(WIDTH, kv_heads * 2 * HEAD_DIM)
+        self.out = nn.Linear(HEADS * HEAD_DIM, WIDTH)
+        self.queries_per_head = HEADS // kv_heads
+        self.first_query = 0  # of the heads that this rank computes, where its keys are all heads'
+        self.mix: Mix = causal_mix
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        query = self.q(x).unflatten(-1, (-1, HEAD_DIM))
+        key, value = self.kv(x).unflatten(-1, (-1, 2, HEAD_DIM)).unbind(-2)
+        mine = torch.arange(query.shape[2]) + self.first_query
+        head_of = mine // self.queries_per_head
+        return self.out(self.mix(query, key[:, :, head_of], value[:, :, head_of], positions).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, HIDDEN)
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+        self.exchanged = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate(x), self.up(x)
+        if self.exchanged:
+            gate, up = up, gate
+        return self.down(F.silu(gate) * up)
+
+
+class Experts(nn.Module):
+    """Sends each token to the two experts that the router likes best."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.experts = nn.ModuleDict({str(e): MLP() for e in range(EXPERTS)})
+        self.exchange: Callable[[Tensor, Tensor], Tensor] = self.compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weight, choice = self.router(tokens).softmax(-1).topk(CHOICES, dim=-1)
+        weight = weight / weight.sum(-1, keepdim=True)
+        order = choice.flatten().argsort(stable=True)
+        counts = choice.flatten().bincount(minlength=EXPERTS)
+        answers = self.exchange(tokens[order // CHOICES], counts) * weight.flatten()[order, None]
+        return torch.zeros_like(tokens).index_add(0, order // CHOICES, answers).view_as(x)
+
+    def compute(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        """Return the experts' answers; tokens lie by expert, ``counts`` of each."""
+        parts = tokens.split(counts.tolist())
+        return torch.cat([expert(part) for expert, part in zip(self.experts.values(), parts, strict=True)])
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(WIDTH)
+        self.attention = Attention(shape.kv_heads)
+        self.mlp_norm = nn.LayerNorm(WIDTH)
+        self.mlp = Experts() if shape.experts else MLP()
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), positions)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Normalised(nn.Module):
+    """Batch norm over rows and positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Decoder(nn.Module):
+    """The whole model, or what a pipeline stage keeps of it: parts that were set to None are passed over."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.token: nn.Embedding | None = nn.Embedding(shape.vocabulary, WIDTH)
+        self.position: nn.Embedding | None = nn.Embedding(LENGTH, WIDTH)
+        self.batch_norm = Normalised() if shape.batch_norm else None
+        self.layers = nn.ModuleDict({str(n): Block(shape) for n in range(shape.depth)})
+        self.norm: nn.LayerNorm | None = nn.LayerNorm(WIDTH)
+        self.head: nn.Linear | None = nn.Linear(WIDTH, shape.vocabulary, bias=False)
+        if shape.tied:
+            self.head.weight = self.token.weight
+        self.positions: Callable[[int], Tensor] = torch.arange
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = self.positions(x.shape[1])
+        if self.token is not None:
+            assert self.position is not None
+            x = self.token(x) + self.position(positions[None, :])
+        if self.batch_norm is not None:
+            x = self.batch_norm(x)
+        for layer in self.layers.values():
+            x = layer(x, positions)
+        if self.head is not None:
+            assert self.norm is not None
+            x = self.head(self.norm(x))
+        return x
+
+
+def build(shape: Shape, dtype: torch.dtype) -> Decoder:
+    """Return the model with the weights that every layout starts from; no bias and no scale is constant."""
+    torch.manual_seed(0)
+    model = Decoder(shape).to(torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model.to(dtype)

@@ -1,0 +1,126 @@
+"""Layouts whose ranks read rows of their own: DDP, FSDP1, FSDP2, HSDP, ZeroRedundancyOptimizer."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from parallel_model import Decoder
+from parallel_parts import BETAS, Layout
+from parallel_rows import Batch
+
+
+class DataParallel(Layout):
+    """Every rank reads its own rows; the wrapper averages gradients, hence the factor."""
+
+    def wrap(self, model: Decoder) -> None:
+        self.part, self.parts, self.factor = self.rank, self.world, self.world
+        self.wrap_data(model)
+
+    def wrap_data(self, model: Decoder) -> None:
+        """Wrap the model."""
+
+
+class DDP(DataParallel):
+    def wrap_data(self, model: Decoder) -> None:
+        self.model = DistributedDataParallel(model)
+
+    def backward(self, batch: Batch, total: int) -> Tensor:
+        quiet = self.plant == "no-sync-left-on"
+        with self.model.no_sync() if quiet else contextlib.nullcontext():
+            return super().backward(batch, total)
+
+
+class ZeRO(DDP):
+    """DDP with the optimizer's state spread over the ranks."""
+
+    def optimizer(self, rate: float) -> torch.optim.Optimizer:
+        settings = {"lr": rate, "betas": BETAS, "weight_decay": 0.1}
+        return ZeroRedundancyOptimizer(self.parameters(), torch.optim.AdamW, **settings)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        before = self.whole.token.weight.detach().clone()
+        optimizer.step()
+        if self.plant == "not-broadcast" and self.rank != self.owner(optimizer, self.whole.token.weight):
+            with torch.no_grad():
+                self.whole.token.weight.copy_(before)
+
+    def owner(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:
+        parts = optimizer._partition_parameters()
+        return next(
+            rank
+            for rank, groups in enumerate(parts)
+            if any(p is parameter for group in groups for p in group["params"])
+        )
+
+
+class FSDP1(DataParallel):
+    """Flat parameters; a unit for each block and one for the rest."""
+
+    use_orig_params = True
+
+    def wrap_data(self, model: Decoder) -> None:
+        kept = {"device_id": torch.device("cpu"), "use_orig_params": self.use_orig_params}
+        ignored = [model.norm] if self.plant == "norm-ignored" else None
+        for name, layer in model.layers.items():
+            model.layers[name] = FullyShardedDataParallel(layer, **kept)
+        self.model = FullyShardedDataParallel(model, ignored_modules=ignored, **kept)
+
+    def clip(self, max_norm: float) -> None:
+        self.model.clip_grad_norm_(max_norm)
+
+    def weights(self) -> dict[str, Tensor]:
+        with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
+            return super().weights()
+
+
+class FSDP1Flat(FSDP1):
+    use_orig_params = False
+
+
+class FSDP2(DataParallel):
+    def wrap_data(self, model: Decoder) -> None:
+        self.shard(model, init_device_mesh("cpu", (self.world,), mesh_dim_names=("fsdp",)))
+
+    def shard(self, model: Decoder, mesh: dist.DeviceMesh) -> None:
+        for layer in model.layers.values():
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        if self.plant == "sum-for-mean":
+            for module in sharded(model):
+                module.set_gradient_divide_factor(1.0)
+
+    def backward(self, batch: Batch, total: int) -> Tensor:
+        if self.options.microbatches == 1:
+            return super().backward(batch, total)
+        done = torch.zeros(())
+        chunks = batch.chunks(self.options.microbatches)
+        for number, part in enumerate(chunks):
+            self.model.set_requires_gradient_sync(number == len(chunks) - 1)
+            loss = self.loss(self.model(part.tokens), part.targets)
+            (loss * (self.factor / total)).backward()
+            done = done + loss.detach()
+        return done
+
+
+class HSDP(FSDP2):
+    """Shards over pairs of ranks, replicas over the pairs; on two ranks each is a replica."""
+
+    def wrap_data(self, model: Decoder) -> None:
+        replicas = 2
+        names = ("replicate", "shard")
+        self.shard(model, init_device_mesh("cpu", (replicas, self.world // replicas), mesh_dim_names=names))
+        if self.plant == "replicas-not-averaged":
+            for module in sharded(model):
+                module.set_requires_all_reduce(False)
+
+
+def sharded(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
