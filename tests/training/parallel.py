@@ -25,7 +25,7 @@ from parallel_parts import Layout
 from parallel_rows import collate, documents, share
 
 RATE = 0.01
-MAX_NORM = 0.5
+MAX_NORM = 0.7  # about the norm of the gradients, so that some steps are clipped and some are not
 
 
 @dataclass(frozen=True)

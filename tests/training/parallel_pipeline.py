@@ -48,6 +48,7 @@ class PP(Layout):
         place, size = dist.get_rank(group), dist.get_world_size(group)
         self.group = group
         self.count = size * self.stages_per_rank
+        self.microbatches = max(self.microbatches, size)
         numbers = range(place, self.count, size)
         self.chunks = {number: cut(model, number, self.count) for number in numbers}
         for chunk in self.chunks.values():

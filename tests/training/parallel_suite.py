@@ -4,7 +4,7 @@
 
 CASES holds a list of {"name", "arguments", "trace"}: where ``trace`` is a folder, the training is recorded
 there. Each case leaves NAME.rankN.json with what this rank computed, or its error, beside CASES, and NAME.pt
-with the global weights. A case that fails on every rank doesn't keep the next ones from running.
+with the global weights. A case that fails on every rank does not keep the next ones from running.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import os
 import sys
 import traceback
 import warnings
@@ -24,31 +25,34 @@ import torch.distributed as dist
 import parallel
 from tensortrace import tracer
 
+RANK = int(os.environ.get("RANK", "0"))
+TIMEOUT = timedelta(seconds=30)
+
 
 def run(case: dict[str, object], folder: Path) -> dict[str, object]:
     """Train one case, and return what it computed."""
-    trace = case.get("trace")
-    arguments = [str(argument) for argument in case["arguments"]]
-    with tracer.record(trace) if trace else contextlib.nullcontext():
-        outcome = parallel.train(parallel.arguments(arguments))
-    if dist.get_rank() == 0:
+    trace = case["trace"]
+    with tracer.record(str(trace), min_free="0") if trace else contextlib.nullcontext():
+        outcome = parallel.train(parallel.arguments(case["arguments"]))
+    if RANK == 0:
         torch.save(outcome.weights, folder / f"{case['name']}.pt")
     return {"losses": outcome.losses, "digest": outcome.digest}
 
 
 def main() -> None:
     cases = Path(sys.argv[1])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    warnings.simplefilter("ignore")
     for case in json.loads(cases.read_text()):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                told = run(case, cases.parent)
+            told = run(case, cases.parent)
         except Exception:
             told = {"error": traceback.format_exc()}
-        (cases.parent / f"{case['name']}.rank{dist.get_rank()}.json").write_text(json.dumps(told))
+        (cases.parent / f"{case['name']}.rank{RANK}.json").write_text(json.dumps(told))
         gc.collect()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""The layout table: each layout against the same model on one rank is equivalent, and all is compared.
+
+``KINDS`` was written by hand from what each layout computes, before these tests first ran: a kind that is
+listed must be compared, one that is not must not be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.layout_cases import QUICK, WIDE
+from tests.integration.layouts import Case, Compared, Ran, diffed, launch, references
+
+EVERYWHERE = {
+    "input", "activation", "loss", "activation_grad", "local_grad", "clipped_grad", "schedule",
+    "optimizer_state", "param",
+}  # fmt: skip
+"""No layout lacks any of these, nor does a single rank."""
+
+REDUCED = EVERYWHERE | {"reduced_grad"}
+
+KINDS: dict[str, set[str]] = {
+    "ddp": REDUCED,
+    "fsdp2": REDUCED,
+    "fsdp1": REDUCED,
+    "hsdp": REDUCED,
+    "zero1": REDUCED,
+    "tp": EVERYWHERE,  # autograd hands out reduced gradients: there is no rung of its own
+    "tp-sp": EVERYWHERE,  # gradients of norms are reduced where they are read, by the clip
+    "fsdp2-tp": REDUCED,
+    "pp": EVERYWHERE,  # nothing is reduced ...
+    "pp-tied": REDUCED,  # ... but the gradient of the weight that two stages hold
+    "dp-tp-pp": REDUCED,
+    "cp": REDUCED,
+    "ep": REDUCED,
+}
+"""The kinds of each layout, by the beginning of a case's name."""
+
+OPEN: dict[str, str] = {}
+"""Cases that are not yet equivalent, with the reason."""
+
+
+def kinds(case: Case) -> set[str]:
+    """Return the kinds that a case has: those of the longest name that its own begins with."""
+    return KINDS[max((name for name in KINDS if case.name.startswith(name)), key=len)]
+
+
+def layers(case: Case) -> range:
+    return range(7 if "--depth 7" in case.model else 2)
+
+
+def modules(case: Case) -> Iterator[str]:
+    """Yield the modules that every layout calls, whose activations must be compared."""
+    yield from ("(root)", "token", "position", "norm", "head")
+    for n in layers(case):
+        yield f"layers.{n}"
+        yield from (f"layers.{n}.{part}" for part in ("attention_norm", "attention", "mlp_norm", "mlp"))
+        yield from (f"layers.{n}.attention.{part}" for part in ("q", "kv", "out"))
+        if "--experts" in case.model:
+            yield f"layers.{n}.mlp.router"
+            yield from (f"layers.{n}.mlp.experts.{e}" for e in range(4))
+        else:
+            yield from (f"layers.{n}.mlp.{part}" for part in ("gate", "up", "down"))
+
+
+def parameters(case: Case) -> Iterator[str]:
+    """Yield the parameters of the model; of tied ones the first name."""
+    yield from ("token.weight", "position.weight", "norm.weight", "norm.bias")
+    if "--tied" not in case.model:
+        yield "head.weight"
+    for n in layers(case):
+        linear = ["attention_norm", "attention.q", "attention.kv", "attention.out", "mlp_norm"]
+        mlps = [f"mlp.experts.{e}" for e in range(4)] if "--experts" in case.model else ["mlp"]
+        linear += [f"{mlp}.{part}" for mlp in mlps for part in ("gate", "up", "down")]
+        yield from (f"layers.{n}.{part}.{slot}" for part in linear for slot in ("weight", "bias"))
+        if "--experts" in case.model:
+            yield f"layers.{n}.mlp.router.weight"
+
+
+class Traces:
+    """Records cases and their references, each size in one launch, when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ran: dict[int, Ran] = {}
+
+    def of(self, case: Case, among: list[Case]) -> tuple[Path, Path]:
+        """Return the traces of the reference and of the case."""
+        if case.ranks not in self.ran:
+            mine = [c for c in among if c.ranks == case.ranks]
+            self.ran[case.ranks] = launch(self.folder / str(case.ranks), case.ranks, mine)
+            self.ran[-case.ranks] = launch(self.folder / f"{case.ranks}.alone", 1, references(mine))
+        return self.ran[-case.ranks].trace(case.reference()), self.ran[case.ranks].trace(case)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    return Traces(tmp_path_factory.mktemp("table"))
+
+
+def parametrized(cases: list[Case]) -> list[object]:
+    def marks(case: Case) -> tuple[pytest.MarkDecorator, ...]:
+        reason = OPEN.get(case.name)
+        return (pytest.mark.xfail(strict=True, reason=reason),) if reason else ()
+
+    return [pytest.param(case, id=case.name, marks=marks(case)) for case in cases if "batch" not in case.name]
+
+
+def assert_equivalent_and_complete(case: Case, compared: Compared) -> None:
+    result = compared.result
+    assert result.verdict == "equivalent", compared.summary()
+    assert result.coverage.complete, compared.summary()
+    assert {kind for kind, count in result.coverage.by_kind.items() if count > 0} == kinds(case)
+    for kind in ("activation", "activation_grad"):
+        assert {name for name in modules(case) if (kind, name) not in compared.names} == set(), kind
+    for kind in ("local_grad", "clipped_grad", "optimizer_state", "param"):
+        assert {name for name in parameters(case) if (kind, name) not in compared.names} == set(), kind
+
+
+@pytest.mark.parametrize("case", parametrized(QUICK))
+def test_two_ranks_are_equivalent_to_one(traces: Traces, case: Case) -> None:
+    assert_equivalent_and_complete(case, diffed(*traces.of(case, QUICK)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", parametrized(WIDE))
+def test_four_and_eight_ranks_are_equivalent_to_one(traces: Traces, case: Case) -> None:
+    assert_equivalent_and_complete(case, diffed(*traces.of(case, WIDE)))
+
+
+def test_a_batch_norm_over_other_rows_is_named_not_called_a_bug(traces: Traces) -> None:
+    [case] = [case for case in QUICK if case.name == "ddp-batch-norm"]
+    compared = diffed(*traces.of(case, QUICK))
+    first = compared.result.first_divergent
+    assert first is not None
+    assert (first.where.step, first.where.kind, first.where.name) == (0, "activation", "batch_norm.norm")
+    assert "batch.coupled" in {cause.code for cause in compared.result.causes}, compared.summary()
