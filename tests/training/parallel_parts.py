@@ -57,9 +57,7 @@ class Layout:
         return batch
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum"
-        )
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
     def backward(self, batch: Batch, total: int) -> Tensor:
         """Run forward and backward over this rank's rows; return its loss sum."""

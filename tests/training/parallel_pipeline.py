@@ -53,8 +53,7 @@ class PP(Layout):
         self.chunks = {number: cut(model, number, self.count) for number in numbers}
         for chunk in self.chunks.values():
             self.spread(chunk)
-        self.whole = None
-        self.model = nn.ModuleList(self.chunks.values())
+        del self.whole, self.model
         self.stages = [
             PipelineStage(chunk, number, self.count, torch.device("cpu"), group=group)
             for number, chunk in self.chunks.items()
@@ -72,6 +71,9 @@ class PP(Layout):
 
     def scaled_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return self.loss(logits, targets) * self.objective
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for chunk in self.chunks.values() for parameter in chunk.parameters()]
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         for chunk in self.chunks.values():

@@ -142,5 +142,3 @@ def forget_partial(model: nn.Module) -> None:
         if isinstance(gradient, DTensor) and any(p.is_partial() for p in gradient.placements):
             local = gradient.to_local()
             parameter.grad = DTensor.from_local(local, gradient.device_mesh, (Replicate(),), run_check=False)
-
-
