@@ -17,7 +17,7 @@ from tests.integration.layouts import Case, Ran, launch, references
 COUPLED = {"ddp-batch-norm"}  # each rank's batch norm sees other rows than one rank's
 
 ALLOWED = {"float64": (1e-10, 1e-9), "float32": (1e-5, 2e-3)}
-"""Of losses and weights; in float32 Adam's first step turns the sign of a rounding error into a step of 0.01."""
+"""Of losses and weights; in float32 the first step of Adam makes 0.01 of the sign of a rounding error."""
 
 
 def dtype(case: Case) -> str:

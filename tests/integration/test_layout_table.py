@@ -39,7 +39,16 @@ KINDS: dict[str, set[str]] = {
 }
 """The kinds of each layout, by the beginning of a case's name."""
 
-OPEN: dict[str, str] = {}
+_FLAT = "flat parameters, optimizer shards and pipeline stages are not recognised yet"
+_DTENSOR = "DTensors are not recorded yet"
+_BY_HAND = "needs a layout file: ranks hold positions, or experts, of the same rows"
+OPEN: dict[str, str] = {
+    **dict.fromkeys(["fsdp1", "fsdp1-flat", "zero1", "fsdp1.4", "zero1.4"], _FLAT),
+    **dict.fromkeys(["pp", "pp-tied", "pp-interleaved", "pp.4", "dp-tp-pp"], _FLAT),
+    **dict.fromkeys(["fsdp2", "fsdp2-split", "hsdp", "tp", "tp-shared-kv", "tp-sp"], _DTENSOR),
+    **dict.fromkeys(["fsdp2.4", "hsdp.4", "tp.4", "tp-sp.4", "fsdp2-tp"], _DTENSOR),
+    **dict.fromkeys(["cp", "cp-zigzag", "cp-ring", "ep", "cp-zigzag.4", "ep.4"], _BY_HAND),
+}
 """Cases that are not yet equivalent, with the reason."""
 
 
@@ -131,6 +140,7 @@ def test_four_and_eight_ranks_are_equivalent_to_one(traces: Traces, case: Case) 
     assert_equivalent_and_complete(case, diffed(*traces.of(case, WIDE)))
 
 
+@pytest.mark.xfail(strict=True, reason="batch.coupled is not told yet")
 def test_a_batch_norm_over_other_rows_is_named_not_called_a_bug(traces: Traces) -> None:
     [case] = [case for case in QUICK if case.name == "ddp-batch-norm"]
     compared = diffed(*traces.of(case, QUICK))

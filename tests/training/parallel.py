@@ -17,12 +17,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-
 from parallel_layouts import LAYOUTS
 from parallel_model import Shape, build
 from parallel_parts import Layout
 from parallel_rows import collate, documents, share
+from torch import Tensor
 
 RATE = 0.01
 MAX_NORM = 0.7  # about the norm of the gradients, so that some steps are clipped and some are not

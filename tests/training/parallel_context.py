@@ -1,4 +1,4 @@
-"""Context parallelism by hand: each rank holds some of the positions; keys are gathered or go round a ring."""
+"""Context parallelism by hand: a rank holds some of the positions; keys are gathered or go round a ring."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-
 from parallel_model import HEAD_DIM, Decoder, masked_mix
 from parallel_parts import Layout
 from parallel_rows import Batch
+from torch import Tensor
 
 
 class Gathered(torch.autograd.Function):

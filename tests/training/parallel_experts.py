@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
 from parallel_model import EXPERTS, Decoder, Experts
 from parallel_parts import Layout
+from torch import Tensor, nn
 
 
 class Exchange(torch.autograd.Function):

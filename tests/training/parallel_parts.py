@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from parallel_model import Decoder
+from parallel_rows import IGNORE, Batch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-
-from parallel_model import Decoder
-from parallel_rows import IGNORE, Batch
 
 WRAPPERS = ("module.", "_fsdp_wrapped_module.")
 BETAS = (0.9, 0.95)

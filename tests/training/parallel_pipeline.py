@@ -8,19 +8,18 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+from parallel_model import LENGTH, Decoder
+from parallel_parts import Layout
+from parallel_rows import Batch
+from parallel_tensor import parallelize
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
-from parallel_model import LENGTH, Decoder
-from parallel_parts import Layout
-from parallel_rows import Batch
-from parallel_tensor import parallelize
-
 
 def cut(model: Decoder, stage: int, stages: int) -> Decoder:
-    """Return what one stage keeps: its layers under their own numbers, the first the embeddings, the last the head."""
+    """Return what one stage keeps: layers under their own numbers, and at the ends embeddings or the head."""
     part = copy.deepcopy(model)
     size = -(-len(model.layers) // stages)
     for number in model.layers:

@@ -6,15 +6,14 @@ import contextlib
 
 import torch
 import torch.distributed as dist
+from parallel_model import Decoder
+from parallel_parts import BETAS, Layout
+from parallel_rows import Batch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-
-from parallel_model import Decoder
-from parallel_parts import BETAS, Layout
-from parallel_rows import Batch
 
 
 class DataParallel(Layout):

@@ -1,13 +1,12 @@
-"""The documents of the tests: of unequal length, a batch of eight a step, and who of the ranks reads which."""
+"""The documents of the tests: of unequal length, eight a step, and which of them each data rank reads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from parallel_model import VOCABULARY
+from torch import Tensor
 
 PAD = 0
 IGNORE = -100

@@ -19,10 +19,10 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 
+import parallel
 import torch
 import torch.distributed as dist
 
-import parallel
 from tensortrace import tracer
 
 RANK = int(os.environ.get("RANK", "0"))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from parallel_model import HEAD_DIM, HEADS, Decoder
+from parallel_parts import Layout
+from parallel_replicas import FSDP2
+from parallel_rows import Batch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module
@@ -15,11 +19,6 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-
-from parallel_model import HEAD_DIM, HEADS, Decoder
-from parallel_parts import Layout
-from parallel_replicas import FSDP2
-from parallel_rows import Batch
 
 
 class Replicated(ParallelStyle):
