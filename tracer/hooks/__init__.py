@@ -8,6 +8,7 @@ from tensortrace.tracer.hooks.gradients import Gradients
 from tensortrace.tracer.hooks.living import number_living
 from tensortrace.tracer.hooks.modules import Modules
 from tensortrace.tracer.hooks.optimizer import Optimizers
+from tensortrace.tracer.hooks.pipelines import Pipelines
 from tensortrace.tracer.hooks.reductions import Reductions
 from tensortrace.tracer.hooks.scaler import Scalers
 from tensortrace.tracer.hooks.schedule import Schedules
@@ -56,7 +57,8 @@ def install(sink: Sink) -> Hooks:
         ),
     )
     rng.install(session)
-    for part in (Modules(session), Collectives(session, reductions), scalers, schedules, optimizers):
+    parts = (Modules(session), Collectives(session, reductions), Pipelines(session))
+    for part in (*parts, scalers, schedules, optimizers):
         part.install()
     for source in (checkpoint, backward, loss, clip):
         source.install(session)

@@ -56,7 +56,8 @@ class GradHooks:
         self, gradient: torch.Tensor, at: Moment, name: str, slot: str, call: int | None, total: bool
     ) -> bool:
         """Record one gradient; a further backward through the same graph gets a call of its own."""
-        if self._session.muted:
+        staged = self._session.staged
+        if self._session.muted or (staged is not None and staged.only_weights):
             return False
         if call is None:
             call = self._fired[at, name, slot]

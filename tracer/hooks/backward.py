@@ -56,7 +56,7 @@ def _install_grad(session: Session, local: _Local) -> None:
         outputs = outputs if _is_root(outputs) else tuple(outputs)
         inputs = inputs if _is_root(inputs) else tuple(inputs)
         wanted = _roots(inputs)
-        if wanted and _all_parameters(session, wanted):
+        if session.staged or (wanted and _all_parameters(session, wanted)):
             return _around(
                 session, local, _roots(outputs), lambda: original(outputs, inputs, *args, **kwargs)
             )
@@ -110,7 +110,7 @@ def _begin(session: Session, roots: list[torch.Tensor]) -> None:
     """Record what backward starts from, then let the other sources look before it runs."""
     session.clock.backward_began(inside_optimizer=inside_optimizer())
     at = session.clock.backward_moment()
-    for root in roots:
+    for root in roots if session.staged is None or session.staged.from_loss else ():
         call = session.clock.take(at, Kind.LOSS, NAME, "value").number
         producers = session.producers.find(root)
         session.emit(root, at, Kind.LOSS, NAME, "value", call=call, producers=producers, meta=Meta())

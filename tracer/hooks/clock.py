@@ -58,6 +58,14 @@ class Replay:
         return numbers[order] if order < len(numbers) else order
 
 
+class _Chunks:
+    """The microbatches that a pipeline schedule's chunks are: the first, and the last one seen so far."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.last = first
+
+
 class _Local(threading.local):
     """What each thread is in the middle of."""
 
@@ -84,6 +92,7 @@ class Clock:
         self._stepped_by: set[int] = set()
         self._backward_ran = False
         self._without_modules = False
+        self._chunks: _Chunks | None = None
         self._calls: Counter[CallKey] = Counter()
         self._ordinals: Counter[tuple[Kind, str]] = Counter()
         self._local = _Local()
@@ -126,30 +135,48 @@ class Clock:
 
     def root_began(self, *, inside_optimizer: bool) -> None:
         """Note a module call with no module call around it, and open what it opens."""
+        if self._local.root_grad:  # a schedule is running, which has opened it and numbers its chunks
+            self._local.root_grad.append(self._local.root_grad[0])
+            return
         grad = self._ambient_grad()
         self._local.root_grad.append(grad)
-        if not grad:
-            return
-        self._without_modules = False
-        if self.step == INIT_STEP or (self._stepped and not inside_optimizer):
-            self._open()
-        elif self._backward_ran:
-            self._divide()
+        if grad:
+            self._without_modules = False
+            self._enter(inside_optimizer=inside_optimizer)
 
     def root_ended(self) -> None:
         """Note that the root call returned or raised."""
         self._local.root_grad.pop()
 
+    def schedule_began(self, *, trains: bool) -> None:
+        """Note a pipeline schedule's run over all its chunks, whose forwards and backwards interleave.
+
+        It opens what a root forward would, and each chunk is a microbatch; an eval pass opens nothing.
+        """
+        self._local.root_grad.append(trains)
+        if trains:
+            self._without_modules = False
+            self._enter(inside_optimizer=False)
+            self._chunks = _Chunks(self.microbatch)
+
+    def chunk_began(self, number: int) -> None:
+        """Note that what follows, on this rank, is of the schedule's chunk of this number, from 0."""
+        if self._chunks is not None:
+            self.microbatch = self._chunks.first + number
+            self._chunks.last = max(self._chunks.last, self.microbatch)
+
+    def schedule_ended(self) -> None:
+        """Note that the schedule returned or raised; what follows belongs to its last chunk."""
+        self._local.root_grad.pop()
+        if self._chunks is not None:
+            self.microbatch, self._chunks = self._chunks.last, None
+
     def backward_began(self, *, inside_optimizer: bool) -> None:
         """Note a backward; in a program that calls no modules, it opens windows as a forward would."""
         if self.step == INIT_STEP:
             self._without_modules = True
-        if not self._without_modules:
-            return
-        if self.step == INIT_STEP or (self._stepped and not inside_optimizer):
-            self._open()
-        elif self._backward_ran:
-            self._divide()
+        if self._without_modules:
+            self._enter(inside_optimizer=inside_optimizer)
 
     def backward_ended(self) -> None:
         """Note that a backward ran: the next root forward begins a microbatch."""
@@ -233,6 +260,13 @@ class Clock:
             if isinstance(region, Region):
                 return region.grad_enabled
         return torch.is_grad_enabled()
+
+    def _enter(self, *, inside_optimizer: bool) -> None:
+        """Open the next window or the next microbatch where what has happened so far ends the present one."""
+        if self.step == INIT_STEP or (self._stepped and not inside_optimizer):
+            self._open()
+        elif self._backward_ran:
+            self._divide()
 
     def _open(self) -> None:
         _run(self.before_first if self.step == INIT_STEP else self.before_close)

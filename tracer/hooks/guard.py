@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ GUARDED: set[str] = set()
 _lock = threading.RLock()
 _faults: set[str] = set()
 _armed: list[Sink] = []
+_hidden = 0
 
 
 class InjectedFault(RuntimeError):
@@ -45,11 +47,22 @@ def inject(name: str) -> None:
 
 def is_active() -> bool:
     """Tell whether hooks record here and now: not while compiling or capturing, not in data workers."""
-    if torch.compiler.is_compiling() or not _armed or not _armed[0].active:
+    if torch.compiler.is_compiling() or _hidden or not _armed or not _armed[0].active:
         return False
     if torch._C._get_tracing_state() is not None or get_worker_info() is not None:
         return False
     return not (cuda_in_use() and torch.cuda.is_current_stream_capturing())
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Record nothing of the body: what a library runs to learn shapes is not the program's computation."""
+    global _hidden
+    _hidden += 1
+    try:
+        yield
+    finally:
+        _hidden -= 1
 
 
 def cuda_in_use() -> bool:

@@ -15,6 +15,7 @@ from tensortrace.tracer.hooks import uses
 from tensortrace.tracer.hooks.activation_grads import GradHooks
 from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.guard import guard
+from tensortrace.tracer.hooks.names import ModuleName
 from tensortrace.tracer.hooks.optimizer_depth import inside_optimizer
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
@@ -25,8 +26,10 @@ from tensortrace.tracer.types import ROOT, Kind, Meta
 class Frame:
     """One module call in progress. ``outputs`` are the events of the calls made inside it so far."""
 
-    def __init__(self, name: str, *, records: bool, opens_root: bool) -> None:
-        self.name = name
+    def __init__(self, name: ModuleName, *, records: bool, opens_root: bool) -> None:
+        self.name = name.name
+        self.entered = name.entered or name.name
+        self.left = name.left or name.name
         self.records = records
         self.opens_root = opens_root
         self.compiled = False
@@ -110,14 +113,14 @@ class Modules:
         self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> Frame | None:
         """Record a call's inputs and put it on the stack; None for calls that nobody may see."""
-        if isinstance(module, fx.GraphModule):
-            return None
         session, stack = self._session, self._local.stack
+        if isinstance(module, fx.GraphModule) and not session.names.is_stage(module):
+            return None
         session.note_wrapper(module)
         name = session.names.module(module)
         opens_root = not stack and not session.clock.is_recompute()
         inside_compiled = bool(stack) and stack[-1].compiled and stack[-1].name == name.name
-        frame = Frame(name.name, records=not name.wraps and not inside_compiled, opens_root=opens_root)
+        frame = Frame(name, records=not name.wraps and not inside_compiled, opens_root=opens_root)
         frame.compiled = name.compiled
         is_root = all(not outer.records for outer in stack) and not session.clock.is_recompute()
         stack.append(frame)
@@ -180,7 +183,7 @@ class Modules:
         frame.meta = self._describe(module)
         parent = self._parent(frame)
         given = tensors_of_call(args, kwargs)
-        if is_root and frame.name == ROOT and frame.at.microbatch is not None:
+        if is_root and frame.entered == ROOT and frame.at.microbatch is not None:
             for slot, tensor in given:
                 self._record_root_input(tensor, frame, slot)
         for slot, tensor in given:
@@ -211,7 +214,7 @@ class Modules:
         *,
         is_output: bool,
     ) -> int | None:
-        session, at, name = self._session, frame.at, frame.name
+        session, at, name = self._session, frame.at, frame.left if is_output else frame.entered
         call = session.clock.take(at, Kind.ACTIVATION, name, slot)
         event = session.emit(
             tensor, at, Kind.ACTIVATION, name, slot,

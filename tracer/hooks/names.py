@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from tensortrace.tracer.hooks.walk import is_plain
 from tensortrace.tracer.placements import WRAPPERS
+from tensortrace.tracer.placements.pipelining import Stage
 from tensortrace.tracer.types import ROOT
 
 T = TypeVar("T", bound=torch.Tensor)
@@ -26,12 +27,15 @@ HOLD_MODULE = frozenset({"DataParallel", "DistributedDataParallel", "DeepSpeedEn
 class ModuleName:
     """A module's canonical name. ``wraps``: a module inside it has the same name and is the one recorded.
 
-    ``compiled``: it stands for the compiled module inside it, which cannot be seen.
+    ``compiled``: it stands for the compiled module inside it, which cannot be seen. ``entered`` and
+    ``left`` are the names of what it is given and returns, where those aren't ``name``.
     """
 
     name: str
     wraps: bool = False
     compiled: bool = False
+    entered: str = ""
+    left: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,19 @@ class TensorName:
 
 
 class _Root:
-    """A tree of modules and the prefix of its names; holds the module weakly."""
+    """A tree of modules and the prefix of its names; holds the module weakly.
 
-    def __init__(self, module: nn.Module, prefix: str) -> None:
+    ``stage`` is what its own calls are called where it is a pipeline's stage. A ``guide`` only gives names
+    to what it shares with the stages.
+    """
+
+    def __init__(
+        self, module: nn.Module, prefix: str, *, stage: ModuleName | None = None, guide: bool = False
+    ) -> None:
         self.module = weakref.ref(module)
         self.prefix = prefix
+        self.stage = stage
+        self.guide = guide
 
 
 class Names:
@@ -111,6 +123,32 @@ class Names:
         """Yield each buffer of the known roots once, in their order."""
         yield from self._each(lambda root: root.buffers())
 
+    def add_stage(self, stage: Stage) -> None:
+        """Make a pipeline stage's module a root: what is in it has the names that the module tree gives.
+
+        The stage itself is ``(stage N)``, but ``(root)`` for what the first is given and the last returns.
+        Of two stages on a rank that hold different tensors under one name, the later has a prefix.
+        """
+        if self.is_stage(stage.module):
+            return
+        called = ModuleName(
+            own := f"(stage {stage.number})",
+            entered=ROOT if stage.is_first else own,
+            left=ROOT if stage.is_last else own,
+        )
+        stages = [root for root in self._roots if root.stage is not None]
+        guide = _model_around(stage.module)
+        prefix = own if guide is None and self._taken_by(stages, stage.module) else ""
+        added = [_Root(stage.module, prefix, stage=called)]
+        if guide is not None:
+            added.insert(0, _Root(guide, "", guide=True))
+        self._roots = [*stages, *added, *(root for root in self._roots if root not in stages)]
+        self.refresh()
+
+    def is_stage(self, module: nn.Module) -> bool:
+        """Tell whether the module is a pipeline's stage."""
+        return any(root.stage is not None and root.module() is module for root in self._roots)
+
     def refresh(self) -> None:
         """Look through the known roots again: modules may have been added, replaced or wrapped."""
         self._roots = [root for root in self._roots if root.module() is not None]
@@ -120,6 +158,7 @@ class Names:
             module = root.module()
             if module is not None:
                 self._scan(module, root.prefix)
+                self._name_stage(module, root)
 
     def _known_module(self, module: nn.Module) -> ModuleName | None:
         found = self._modules.get(id(module))
@@ -127,7 +166,7 @@ class Names:
 
     def _each(self, of: Callable[[nn.Module], Iterator[T]]) -> Iterator[tuple[T, TensorName]]:
         seen: set[int] = set()
-        for root in [root.module() for root in self._roots]:
+        for root in [root.module() for root in self._roots if not root.guide]:
             for tensor in of(root) if root is not None else ():
                 if id(tensor) not in seen and is_plain(tensor):
                     seen.add(id(tensor))
@@ -154,7 +193,7 @@ class Names:
     def _add_root(self, module: nn.Module) -> None:
         """Name a tree: one that contains known roots takes the place of the first, others get a prefix."""
         inside = {id(part) for part in module.modules()}
-        covered = [root for root in self._roots if id(root.module()) in inside]
+        covered = [root for root in self._roots if id(root.module()) in inside and root.stage is None]
         prefix = min((root.prefix for root in covered), default=None)
         root = _Root(module, self._prefix_for(module) if prefix is None else prefix)
         self._roots = [root, *self._roots] if root.prefix == "" else [*self._roots, root]
@@ -177,6 +216,31 @@ class Names:
         while (prefix := f"{name}.{number}" if number else name) in taken:
             number += 1
         return prefix
+
+    def _taken_by(self, stages: list[_Root], module: nn.Module) -> bool:
+        """Tell whether a stage holds, under a name of this module's, another tensor."""
+        own = {
+            name: tensor for path, part in _walk(module, "", ()) for name, tensor in _full_names(path, part)
+        }
+        held = (root.module() for root in stages)
+        return any(
+            own.get(name, tensor) is not tensor
+            for other in held
+            if other is not None
+            for path, part in _walk(other, "", ())
+            for name, tensor in _full_names(path, part)
+        )
+
+    def _name_stage(self, module: nn.Module, root: _Root) -> None:
+        """Name a stage's root, and what wrappers there are between the two."""
+        while root.stage is not None:
+            wrapped = _wrapped_attribute(module)
+            compiled = _describe("", module).compiled
+            name = replace(root.stage, wraps=wrapped is not None and not compiled, compiled=compiled)
+            self._modules[id(module)] = (weakref.ref(module), name)
+            if wrapped is None:
+                return
+            module = dict(_children(module))[wrapped]
 
     def _scan(self, root: nn.Module, prefix: str) -> None:
         """Name what no earlier root has named: modules by their first path, tensors by all of them."""
@@ -243,6 +307,10 @@ def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(name, tensor) for name, tensor in both if tensor is not None]
 
 
+def _full_names(path: str, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(_join(path, own), tensor) for own, tensor in _named_tensors(module)]
+
+
 def _own_tensors(module: nn.Module) -> list[torch.Tensor]:
     return [tensor for _, tensor in _named_tensors(module)]
 
@@ -260,13 +328,25 @@ def _live_modules() -> list[nn.Module]:
     ]
 
 
-def _biggest_container(module: nn.Module) -> nn.Module:
-    """Return the biggest live module that contains this one, or itself."""
+def _model_around(stage: nn.Module) -> nn.Module | None:
+    """Return the live model from which a stage's parts were taken, None where they are the stage's only.
+
+    Plain lists of stages and the halves that torch's tracing makes of a model name nothing.
+    """
+    stage = _unwrapped(stage)
+    found = _biggest_container(stage, *(child for _, child in _children(stage)))
+    if _unwrapped(found) is stage or isinstance(found, (fx.GraphModule, nn.ModuleList, nn.ModuleDict)):
+        return None
+    return found
+
+
+def _biggest_container(*modules: nn.Module) -> nn.Module:
+    """Return the biggest live module that contains one of these, or is one of them."""
     parents: dict[int, list[nn.Module]] = {}
     for parent in _live_modules():
         for _, child in _children(parent):
             parents.setdefault(id(child), []).append(parent)
-    above, todo = {id(module): module}, [module]
+    above, todo = {id(module): module for module in modules}, [*modules]
     while todo:
         for parent in parents.get(id(todo.pop()), ()):
             if id(parent) not in above:

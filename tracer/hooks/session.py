@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -21,13 +22,25 @@ from tensortrace.tracer.placements import WRAPPERS, Layout, Spec, Wrapper, split
 from tensortrace.tracer.types import Kind, Mesh, Meta, Shard
 
 
+@dataclass(frozen=True, slots=True)
+class StageBackward:
+    """A backward that a pipeline schedule runs on one stage.
+
+    Only the last stage's starts from the loss. One for the weights only goes again through nodes whose
+    gradients have been recorded.
+    """
+
+    from_loss: bool
+    only_weights: bool
+
+
 class Session:
     """One recording in this process; all its methods are called inside guarded hooks.
 
     ``on_wrapper`` runs when a wrapper's forward begins, ``on_backward`` when an outermost backward is about
     to begin, ``after_backward`` when it has ended, ``on_read`` (through ``gradients_read``) before a clip, an
     unscale or an optimizer step reads gradients. While ``muted`` isn't 0, gradients that arrive are those
-    of a side computation and are not recorded.
+    of a side computation and are not recorded. ``staged`` is the pipeline's backward that is running.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -38,6 +51,7 @@ class Session:
         self.patches = Patches()
         self.optimizers: Order[Optimizer] = Order()
         self.muted = 0
+        self.staged: StageBackward | None = None
         self.arrived: set[int] = set()
         self.on_read: list[Callable[[], None]] = []
         self.on_wrapper: list[Callable[[Wrapper, nn.Module], None]] = []
@@ -92,13 +106,17 @@ class Session:
 
     def note_wrapper(self, module: nn.Module) -> None:
         """Where the module is a wrapper, note the layout of what it wraps and tell who waits for it."""
+        wrapper = self.note_layout(module)
+        if wrapper is not None:
+            for listener in self.on_wrapper:
+                listener(wrapper, module)
+
+    def note_layout(self, module: nn.Module) -> Wrapper | None:
+        """Where the module is a wrapper, note the layout of what it wraps, and return the wrapper."""
         wrapper = next((wrapper for wrapper in WRAPPERS if wrapper.matches(module)), None)
-        if wrapper is None:
-            return
-        if self._layout_of(module) is None:
+        if wrapper is not None and self._layout_of(module) is None:
             self._note_layout(wrapper, module)
-        for listener in self.on_wrapper:
-            listener(wrapper, module)
+        return wrapper
 
     def gradients_read(self) -> None:
         """Tell whoever waits for it that the program is about to use its gradients."""

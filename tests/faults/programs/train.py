@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -51,6 +52,24 @@ def slope(net: Net) -> torch.Tensor:
     return torch.autograd.grad(net.block(hidden).sum(), hidden)[0]
 
 
+GROUPS: list[dist.ProcessGroup] = []
+"""The group of this rank alone, once it was made."""
+
+
+def pipelined(net: Net) -> torch.Tensor:
+    """Run one layer as a pipeline of one stage, with a torch module that each training imports anew."""
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import ScheduleGPipe
+
+    if not GROUPS:
+        GROUPS.extend(dist.new_group([rank]) for rank in range(dist.get_world_size()))
+    stage = PipelineStage(net.block, 0, 1, torch.device("cpu"), group=GROUPS[dist.get_rank()])
+    losses: list[torch.Tensor] = []
+    ScheduleGPipe(stage, 2, loss_fn=F.mse_loss).step(torch.ones(2, 8), target=torch.ones(2, 8), losses=losses)
+    sys.modules.pop("torch.distributed.pipelining.schedules")
+    return losses[0]
+
+
 def train(steps: int, *, end: str = "normally", say: bool = False) -> str:
     """Train and return one digest over losses, parameters, buffers, optimizer state and generators."""
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -72,6 +91,8 @@ def train(steps: int, *, end: str = "normally", say: bool = False) -> str:
             losses.append(loss.detach())
         if end == "raise" and step == 1:
             raise ValueError("the user's own mistake")
+        if dist.is_initialized() and step == 0:
+            losses.append(pipelined(net))
         losses.append(slope(net))  # in the window: after the step it would open the next one
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
 
 import pytest
 import torch
 from torch import nn
 
 from tensortrace.tracer.hooks.names import Names
+from tensortrace.tracer.placements.pipelining import Stage
 from tests.memory_sink import recording
 
 
@@ -108,3 +110,57 @@ def test_init_names_the_parameters_of_models_not_called_yet() -> None:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert sink.names("param", step=-1) == ["weight", "bias", "Judge.weight", "Judge.bias"]
+
+
+def stage_of(module: nn.Module, number: int) -> Stage:
+    return Stage(module, number, count=3, ranks=(0,))
+
+
+def test_a_stage_is_the_root_for_what_enters_the_first_and_leaves_the_last() -> None:
+    names = Names()
+    modules = [nn.ModuleDict({f"layer{number}": nn.Linear(2, 2)}) for number in range(3)]
+    for number, module in enumerate(modules):
+        names.add_stage(stage_of(module, number))
+    called = [names.module(module) for module in modules]
+    assert [name.name for name in called] == ["(stage 0)", "(stage 1)", "(stage 2)"]
+    assert [(name.entered, name.left) for name in called] == [
+        ("(root)", "(stage 0)"), ("(stage 1)", "(stage 1)"), ("(stage 2)", "(root)"),
+    ]  # fmt: skip
+    assert names.module(modules[1]["layer1"]).name == "layer1"
+    assert names.tensor(modules[2]["layer2"].bias).name == "layer2.bias"
+
+
+def test_a_wrapped_stage_is_called_like_what_it_wraps() -> None:
+    names = Names()
+    wrapped = nn.DataParallel(nn.ModuleDict({"layer": nn.Linear(2, 2)}))
+    names.add_stage(stage_of(wrapped, 1))
+    assert names.module(wrapped).wraps
+    assert names.module(wrapped.module).name == "(stage 1)"
+    assert names.tensor(wrapped.module["layer"].weight).name == "layer.weight"
+
+
+def test_a_stage_made_of_parts_of_a_model_has_that_models_names_and_only_its_own_parameters() -> None:
+    names, model = Names(), nn.Sequential(OrderedDict(embed=nn.Linear(2, 2), head=nn.Linear(2, 1)))
+    stage = nn.Sequential(model.head)
+    names.add_stage(stage_of(stage, 2))
+    assert names.module(stage).name == "(stage 2)"
+    assert names.module(model.head).name == "head"
+    assert [name.name for _, name in names.parameters()] == ["head.weight", "head.bias"]
+
+
+def test_of_two_stages_with_other_tensors_under_one_name_the_later_has_a_prefix() -> None:
+    names = Names()
+    first, second = (nn.ModuleDict({"layer": nn.Linear(2, 2)}) for _ in range(2))
+    names.add_stage(stage_of(first, 0))
+    names.add_stage(stage_of(second, 1))
+    assert names.tensor(first["layer"].bias).name == "layer.bias"
+    assert names.tensor(second["layer"].bias).name == "(stage 1).layer.bias"
+    assert names.module(second["layer"]).name == "(stage 1).layer"
+
+
+def test_stages_that_share_a_tensor_share_its_name() -> None:
+    names, embed = Names(), nn.Embedding(3, 2)
+    first, last = nn.ModuleDict({"embed": embed}), nn.ModuleDict({"embed": embed})
+    names.add_stage(stage_of(first, 0))
+    names.add_stage(stage_of(last, 2))
+    assert [name.name for _, name in names.parameters()] == ["embed.weight"]
