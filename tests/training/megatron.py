@@ -154,7 +154,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class FusedQKV(ColumnParallelLinear):
-    """Rows by group: its queries, its key, its value. Keys and values that ranks share are summed over them."""
+    """Rows by group: its queries, its key, its value. Shared keys and values are summed over ranks."""
 
     def __init__(self, grid, heads, groups, shared, plant):
         super().__init__(grid, HIDDEN, (heads + 2 * groups) * HEAD)
