@@ -26,6 +26,8 @@ TRACE = click.Path(path_type=Path)
 @click.option("--include", multiple=True, metavar="GLOB", help="Compare only these names; repeatable.")
 @click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that one may lack; repeatable.")
 @click.option("--align", metavar="b:N=a:M", help="Compare step N of b with step M of a, and so on.")
+@click.option("--layout-a", type=TRACE, metavar="FILE", help="Layout file of a (docs/layouts.md).")
+@click.option("--layout", "--layout-b", "layout_b", type=TRACE, metavar="FILE", help="Layout file of b.")
 @click.option("--verify", is_flag=True, help="Read and check every byte of the traces first.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON; - for stdout, alone.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
@@ -33,7 +35,8 @@ TRACE = click.Path(path_type=Path)
 @click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
 def command(
     a: Path, b: Path, *, floor: tuple[Path, ...], exact: bool, kinds: str, include: tuple[str, ...],
-    allow_missing: tuple[str, ...], align: str | None, verify: bool, json_path: str | None, force: bool,
+    allow_missing: tuple[str, ...], align: str | None, layout_a: Path | None,
+    layout_b: Path | None, verify: bool, json_path: str | None, force: bool,
     detail: Detail | None,
 ) -> int:  # fmt: skip
     """Compare trace B with the reference A and name the first boundary where they part.
@@ -48,6 +51,7 @@ def command(
     options = engine.CompareOptions(
         policy="exact" if exact else "error-model", floor=floor, allow_missing=allow_missing,
         kinds=parse_kinds(kinds) if kinds else (), include=include, align=align, verify=verify,
+        layout_a=layout_a, layout_b=layout_b,
     )  # fmt: skip
     result = engine.compare(a, b, options=options, progress=_progress if sys.stderr.isatty() else None)
     _deliver(result, json_path, detail or "normal")

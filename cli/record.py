@@ -9,6 +9,7 @@ import click
 
 from tensortrace.cli.render.live import Live, ending
 from tensortrace.tracer import launch
+from tensortrace.tracer.layout import LAYOUT
 from tensortrace.tracer.options import resolve
 
 
@@ -40,13 +41,19 @@ from tensortrace.tracer.options import resolve
     help="Print each rank's last boundary when none makes progress for so long; 0 never.",
 )
 @click.option("--compress", type=click.Choice(["auto", "off"]), default="auto", help="Compression.")
+@click.option(
+    "--layout",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Layout file of the run (docs/layouts.md), checked now and kept in the trace for `trace diff`.",
+)
 @click.option("--dry-run", is_flag=True, help="Record one step into nothing, and say what it would hold.")
 @click.option("--strict", is_flag=True, help="Let a failure of the recorder end the training.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     output: Path, force: bool, steps: str, kinds: str, include: tuple[str, ...],
     exclude: tuple[str, ...], buffer: str, on_pressure: str, max_bytes: str | None, min_free: str,
-    hang_after: float, compress: str, dry_run: bool, strict: bool, command: tuple[str, ...],
+    hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool,
+    command: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Run COMMAND and record every boundary of its training on every rank.
 
@@ -59,6 +66,7 @@ def command(
         on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
         compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
     )  # fmt: skip
+    described = None if layout is None else _checked(layout)
     if force and not dry_run:
         launch.clear(output)
     live = Live(hang_after_s=hang_after)
@@ -68,6 +76,16 @@ def command(
         click.echo(f"trace: error: {error}", err=True)
         return error.exit_code
     live.end()
+    if described is not None and not dry_run:
+        (output / LAYOUT).write_bytes(described)
     for line in [] if dry_run else ending(outcome, output):
         click.echo(line, err=True)
     return launch.exit_code(outcome, settings)
+
+
+def _checked(layout: Path) -> bytes:
+    """Return a layout file as it stands when the run starts; raise LayoutFileError where it is none."""
+    from tensortrace.diff.rules import RunLayout  # a recording without layouts needs nothing of the diff
+
+    RunLayout.load(layout)
+    return layout.read_bytes()

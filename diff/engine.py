@@ -19,6 +19,7 @@ from tensortrace.diff.plan.comparison import StepPair, StepPlan
 from tensortrace.diff.plan.gradients import plan_gradients
 from tensortrace.diff.plan.passes import plan_passes, plan_rows
 from tensortrace.diff.plan.state import plan_init, plan_state
+from tensortrace.diff.relaid import laid_out
 from tensortrace.diff.result import Result
 from tensortrace.diff.rows import read_batch
 from tensortrace.diff.unlabelled import Rules, resolve
@@ -36,6 +37,7 @@ class CompareOptions(Struct, frozen=True):
 
     ``floor`` are traces of runs of a's own code. ``allow_missing``, ``include`` are globs on canonical
     names; ``align`` is ``b:0=a:100``; ``verify`` reads every byte first, since equal digests need no reading.
+    ``layout_a`` (which is the floors' too) and ``layout_b`` are layout files, in the place of recorded ones.
     """
 
     policy: Literal["error-model", "exact"] = "error-model"
@@ -45,6 +47,8 @@ class CompareOptions(Struct, frozen=True):
     include: tuple[str, ...] = ()
     align: str | None = None
     verify: bool = False
+    layout_a: Path | None = None
+    layout_b: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,13 @@ def compare(
     options = options or CompareOptions()
     if options.verify:
         _verify(Path(a), Path(b), *options.floor)
-    with Trace.open(Path(a)) as trace_a, Trace.open(Path(b)) as trace_b:
+    with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b:
+        trace_a, trace_b = laid_out(opened_a, options.layout_a), laid_out(opened_b, options.layout_b)
         floors: dict[Node, tuple[float, ...]] = {}
         for path in options.floor:
             with Trace.open(Path(path)) as floor:
-                for node, error in _measure_floor(trace_a, floor, options).items():
+                again = laid_out(floor, options.layout_a)
+                for node, error in _measure_floor(trace_a, again, options).items():
                     floors[node] = (*floors.get(node, ()), error)
         execution = Execution(exact=options.policy == "exact", floors=floors)
         left, right = Catalog(trace_a), Catalog(trace_b)

@@ -109,7 +109,7 @@ def clear(root: Path) -> None:
     if not root.is_dir():
         raise BadRequest(f"output {root}", found="a file", expected="a trace or nothing")
     for entry in (entries := list(root.iterdir())):
-        if entry.name not in (layout.MANIFEST, layout.MANIFEST + layout.PART) and not (
+        if entry.name not in (layout.MANIFEST, layout.MANIFEST + layout.PART, layout.LAYOUT) and not (
             entry.is_dir() and layout.parse_rank_folder(entry.name)
         ):
             raise BadRequest(f"output {root}", found=entry.name, expected="only a trace to replace")

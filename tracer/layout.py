@@ -10,6 +10,7 @@ FORMAT_VERSION = 1
 MANIFEST = "trace.json"
 RANK_MANIFEST = "rank.json"
 INDEX = "index.jsonl"
+LAYOUT = "layout.toml"
 PART = ".part"
 
 _RANK_FOLDER = re.compile(r"rank(\d{5,})(?:\.r(\d+))?")

@@ -45,7 +45,7 @@ class RankTrace:
         self.attempt = attempt
         self.manifest = manifest
         self.entries = entries
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._ranges: dict[int, RangeReader] = {}
         self._lock = threading.Lock()
         self._blobs = {entry.event: entry.blob for entry in entries if entry.blob is not None}
@@ -91,7 +91,7 @@ class RankTrace:
         exceed the trace's ``limit_bytes``.
         """
         blob, path = self._located(entry)
-        return read_blob(path, entry, blob, self._limit_bytes)
+        return read_blob(path, entry, blob, self.limit_bytes)
 
     def read_range(self, entry: Entry, start: int, stop: int) -> NDArray[np.generic]:
         """Return the elements [start, stop) of the flattened tensor, as ``read`` gives them.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
 from tensortrace.diff.rules.pattern import Blocks, Leaf, Pattern, Product, Term, leaves
 
@@ -88,6 +89,13 @@ class Part:
             if len(index) != array.shape[dim] or not _is_whole(index):
                 array = array.take(index, axis=dim)
         return array.reshape(self.expanded).transpose(self.order).reshape(self.shape)
+
+    def picked(self) -> str:
+        """Return a digest of what is taken and in which order."""
+        digest = xxhash.xxh3_64(f"{self.expanded} {self.order} {self.shape}".encode())
+        for index in self.index:
+            digest.update(index.tobytes())
+        return digest.hexdigest()
 
     def is_all(self, local_shape: tuple[int, ...]) -> bool:
         """Tell whether taking it changes nothing."""
@@ -202,22 +210,49 @@ class Placing:
         self._nowhere = Grid({}, {})
 
     def parts(self, target: Pattern) -> list[Part]:
-        """Return the parts of the local tensor that the target has, in order of the target's blocks.
+        """Return the parts of the local tensor that the target has.
 
-        Raises Unfit where a block of the target is not in the local tensor.
+        It is one part where every dimension of the target comes of one local dimension, else one for each of
+        the target's blocks. Raises Unfit where a block of the target is not in the local tensor.
         """
-        own = {names_of(branch): branch for branch in branches(self.terms, self.sizes, self.grid)}
         sizes = {**self.sizes, **self.valid}
         terms = [_joined(term, sizes.keys()) for term in target.dims]
         if unknown := {leaf.name for term in terms for leaf in leaves(term)} - sizes.keys():
             raise Unfit(f"{', '.join(sorted(unknown))} is no factor of 'dims'")
         shape = tuple(_extent(term, sizes, self._nowhere) for term in terms)
+        dims = [self._dimension(term, sizes) for term in terms]
+        known = [dim for dim in dims if dim is not None]
+        if len(known) == len(dims) and sorted(d.local for d in known) == list(range(len(self.terms))):
+            return [_separate(known, shape)]
+        own = {names_of(branch): branch for branch in branches(self.terms, self.sizes, self.grid)}
         found = []
         for branch in branches(terms, sizes, self._nowhere):
             if (names := names_of(branch)) not in own:
                 raise Unfit(f"no block of 'dims' has the factors {' '.join(sorted(names))}")
             found.append(self._part(own[names], branch, shape))
         return found
+
+    def _dimension(self, term: Term, sizes: Mapping[str, int]) -> _Dimension | None:
+        """Return where a dimension of the target comes from, None where not from one local dimension."""
+        own = {
+            names_of((block,)): (dim, block)
+            for dim, local in enumerate(self.terms)
+            for block in blocks_of(local, self.sizes, self.grid)
+        }
+        local, here, there = set(), [], []
+        for block in blocks_of(term, sizes, self._nowhere):
+            if (names := names_of((block,))) not in own:
+                return None
+            dim, mine = own[names]
+            strides = {leaf.name: (leaf, stride) for leaf, stride in mine.factors}
+            kept = {name: self._kept(leaf) for name, (leaf, _) in strides.items()}
+            ordered = Block(mine.base, tuple(strides[leaf.name] for leaf, _ in block.factors))
+            local.add(dim)
+            here.append(_combine(ordered, {name: positions for name, (positions, _) in kept.items()}))
+            there.append(_combine(block, {name: positions for name, (_, positions) in kept.items()}))
+        return (
+            _Dimension(local.pop(), np.concatenate(here), np.concatenate(there)) if len(local) == 1 else None
+        )
 
     def _part(self, local: Branch, target: Branch, global_shape: tuple[int, ...]) -> Part:
         kept = {leaf.name: self._kept(leaf) for block in local for leaf, _ in block.factors}
@@ -239,6 +274,27 @@ class Placing:
         there = np.array([i for run in self.grid.runs(leaf, size) for i in run], dtype=np.int64)
         here = np.flatnonzero(there < self.valid.get(leaf.name, size))
         return here, there[here]
+
+
+class _Dimension(NamedTuple):
+    """A dimension of the target: the local one it comes from, what to take of that, and where it lies."""
+
+    local: int
+    here: np.ndarray
+    there: np.ndarray
+
+
+def _separate(dims: Sequence[_Dimension], global_shape: tuple[int, ...]) -> Part:
+    """Return the part whose dimensions are taken one by one."""
+    by_local = sorted(dims, key=lambda dim: dim.local)
+    return Part(
+        index=tuple(dim.here for dim in by_local),
+        expanded=tuple(len(dim.here) for dim in by_local),
+        order=tuple(dim.local for dim in dims),
+        shape=tuple(len(dim.there) for dim in dims),
+        held=tuple(_runs(dim.there) for dim in dims),
+        global_shape=global_shape,
+    )
 
 
 def _combine(block: Block, positions: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -37,7 +37,8 @@ class View:
     """A local tensor, or a block of it, as a part of a global tensor.
 
     ``local_shape`` is of what ``take`` returns for the local tensor; ``whole`` tells that this is the local
-    tensor itself. ``shard`` speaks of what ``take`` returns.
+    tensor itself. ``shard`` speaks of what ``take`` returns. Of equal tensors, views whose ``picked`` are
+    equal are equal.
     """
 
     name: str
@@ -45,6 +46,7 @@ class View:
     shard: Shard
     local_shape: tuple[int, ...]
     whole: bool
+    picked: str
     take: Callable[[np.ndarray], np.ndarray] = field(compare=False)
 
 
@@ -58,9 +60,7 @@ class RunLayout:
     axes_of_stages: tuple[str, ...]
     renames: tuple[Rename, ...]
     rules: tuple[Rule, ...]
-    _parts: dict[object, tuple[Pattern, list[tuple[str | None, Part]]]] = field(
-        default_factory=dict, compare=False
-    )
+    _placed: dict[object, list[tuple[str | None, View]]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
@@ -85,7 +85,7 @@ class RunLayout:
             )  # fmt: skip
 
     def canonical(self, name: str, rank: int) -> str:
-        """Return the name in the unpartitioned program of what a rank calls ``name``."""
+        """Return the name in the unpartitioned program of what a rank calls ``name``; '' if it has none."""
         where = self._where(rank)
         try:
             for rename in self.renames:
@@ -122,27 +122,35 @@ class RunLayout:
         """
         canonical = self.canonical(name, rank)
         rule = self.rule(kind, slot, canonical)
-        if rule is None:
+        if rule is None or not canonical:
             return ()
-        key = (rule.number, kind in GRADIENT_KINDS, rank, local_shape)
-        if key not in self._parts:
-            if kind == Kind.OPTIMIZER_STATE and not local_shape:
-                targets: list[str | None] = [target for target, _ in rule.to] or [None]
-                self._parts[key] = (Pattern((), same=self.mesh.axes), [(t, _SCALAR) for t in targets])
-            else:
-                pattern = rule.grad if kind in GRADIENT_KINDS else rule.value
-                self._parts[key] = (pattern, self._place(rule, pattern, rank, local_shape, kind, canonical))
-        pattern, parts = self._parts[key]
-        whole = {id(part): part.is_all(local_shape) for _, part in parts}
+        key = (rule.number, kind, rank, local_shape)
+        if key not in self._placed:
+            self._placed[key] = self._all_placed(rule, kind, rank, local_shape, canonical)
         match = rule.match(canonical)
         assert match is not None, canonical
-        return tuple(
-            View(
-                canonical if target is None else fill(target, match, match.groupdict()), slot,
-                self._shard(pattern, part, kind, rank, local_shape), part.shape, whole[id(part)], part.take,
-            )
-            for target, part in parts
-        )  # fmt: skip
+        names = [
+            canonical if to is None else fill(to, match, match.groupdict()) for to, _ in self._placed[key]
+        ]
+        found = zip(names, self._placed[key], strict=True)
+        return tuple(replace(view, name=named, slot=slot) for named, (_, view) in found)
+
+    def _all_placed(
+        self, rule: Rule, kind: Kind, rank: int, shape: tuple[int, ...], name: str
+    ) -> list[tuple[str | None, View]]:
+        """Return, by the target's name, views whose name and slot are still to be filled in."""
+        if kind == Kind.OPTIMIZER_STATE and not shape:
+            targets: list[str | None] = [target for target, _ in rule.to] or [None]
+            pattern, parts = Pattern((), same=self.mesh.axes), [(target, _SCALAR) for target in targets]
+        else:
+            pattern = rule.grad if kind in GRADIENT_KINDS else rule.value
+            parts = self._place(rule, pattern, rank, shape, kind, name)
+        found = []
+        for target, part in parts:
+            shard = self._shard(pattern, part, kind, rank, shape)
+            whole, picked = part.is_all(shape), part.picked()
+            found.append((target, View("", "", shard, part.shape, whole, picked, part.take)))
+        return found
 
     def _place(
         self, rule: Rule, pattern: Pattern, rank: int, shape: tuple[int, ...], kind: Kind, name: str

@@ -302,7 +302,7 @@ class Head(nn.Module):
 
 
 class Stage(nn.Module):
-    """The layers of one pipeline stage; every stage is given the batch, and hidden states from the one before."""
+    """The layers of one pipeline stage, which is given the batch, and hidden states from the stage before."""
 
     def __init__(self, grid, args):
         super().__init__()
@@ -377,7 +377,7 @@ def global_name(name, grid):
 
 
 def reduce_gradients(model, grid, args):
-    """Sum over tensor parallel ranks what they saw parts of the sequence of, over the pipeline's ends, over data."""
+    """Sum what ranks have parts of: of the sequence, of the tied embedding's uses, of the data."""
     for name, p in model.named_parameters():
         by_parts = "norm" in name or name.endswith(("proj.bias", "down.bias"))
         if grid.sp and grid.tp_size > 1 and by_parts and args.plant != "norm-grads":

@@ -1,0 +1,94 @@
+"""A trace as a layout file describes it: names and shards are the file's, fused tensors are views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from msgspec.structs import replace
+
+from tensortrace.diff.rules import RunLayout, View
+from tensortrace.diff.rules.run import MESH
+from tensortrace.tracer import layout as files
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.reader_rank import RankTrace
+from tensortrace.tracer.types import Entry, Kind, Shard
+
+Take = Callable[[np.ndarray], np.ndarray]
+
+_NAMED = frozenset(Kind) - {Kind.RNG, Kind.COLLECTIVE, Kind.SCHEDULE}
+"""Kinds whose names are of parameters, buffers and modules."""
+
+
+def laid_out(trace: Trace, path: Path | None) -> Trace:
+    """Return a trace as a layout file describes it; without one, as the file recorded with it, or as it is.
+
+    Raises LayoutFileError where the file cannot be read or does not fit the trace.
+    """
+    stored = trace.path / files.LAYOUT
+    path = path or (stored if stored.is_file() else None)
+    return trace if path is None else relaid(trace, RunLayout.load(path))
+
+
+def relaid(trace: Trace, layout: RunLayout) -> Trace:
+    """Return a trace under a layout; raises LayoutFileError where the layout does not fit it.
+
+    A boundary with a rule gets the rule's name and shard, or one entry for each tensor that it is a part of.
+    One without keeps its own shard. One whose name is renamed to nothing is left out.
+    """
+    layout.check_world(
+        max((r.manifest.world_size for r in trace.ranks if r.manifest), default=len(trace.ranks))
+    )
+    ranks = tuple(RelaidRank(rank, layout) for rank in trace.ranks)
+    return Trace(trace.path, trace.manifest, ranks, trace.problems)
+
+
+class RelaidRank(RankTrace):
+    """One rank under a layout: its entries are rewritten, and reading one takes its part."""
+
+    def __init__(self, rank: RankTrace, layout: RunLayout) -> None:
+        self._base = rank
+        self._taken: dict[tuple[int, str, Shard | None], tuple[Entry, Take]] = {}
+        entries = tuple(new for entry in rank.entries for new in self._entries(entry, layout))
+        manifest = rank.manifest
+        if manifest is not None:
+            manifest = replace(manifest, meshes=manifest.meshes | {MESH: layout.mesh})
+        super().__init__(rank.folder, rank.rank, rank.attempt, manifest, entries, (), rank.limit_bytes)
+        self.problems = rank.problems
+
+    def stored(self, entry: Entry) -> bool:
+        """Tell whether the bytes that an entry is taken from are there."""
+        return self._base.stored(self._source(entry))
+
+    def read(self, entry: Entry) -> np.ndarray:
+        """Return the entry's part of what the rank recorded; raises as ``RankTrace.read`` does."""
+        found = self._taken.get((entry.event, entry.name, entry.shard))
+        return self._base.read(entry) if found is None else found[1](self._base.read(found[0]))
+
+    def _source(self, entry: Entry) -> Entry:
+        found = self._taken.get((entry.event, entry.name, entry.shard))
+        return entry if found is None else found[0]
+
+    def _entries(self, entry: Entry, layout: RunLayout) -> list[Entry]:
+        if entry.kind not in _NAMED:
+            return [entry]
+        name = layout.canonical(entry.name, self._base.rank)
+        if not name:
+            return []
+        views = layout.views(entry.kind, entry.slot, entry.name, self._base.rank, entry.local_shape)
+        return [self._entry(entry, view) for view in views] or [replace(entry, name=name)]
+
+    def _entry(self, entry: Entry, view: View) -> Entry:
+        new = replace(entry, name=view.name, slot=view.slot, shard=view.shard, shard_ref=None)
+        if view.whole:
+            return new
+        new = replace(new, local_shape=view.local_shape, stats=None, sketch=None, digest=_digest(entry, view))
+        self._taken[(new.event, new.name, new.shard)] = (entry, view.take)
+        return new
+
+
+def _digest(entry: Entry, view: View) -> str:
+    """Return a digest of a part: equal where equal parts were taken of equal tensors."""
+    return xxhash.xxh3_128_hexdigest(f"{entry.digest} {view.picked}".encode())
