@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -54,15 +53,19 @@ def is_active() -> bool:
     return not (cuda_in_use() and torch.cuda.is_current_stream_capturing())
 
 
-@contextmanager
-def hidden() -> Iterator[None]:
-    """Record nothing of the body: what a library runs to learn shapes is not the program's computation."""
-    global _hidden
-    _hidden += 1
-    try:
-        yield
-    finally:
-        _hidden -= 1
+def hide(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function with nothing recorded of what it does: a library's own business."""
+
+    @functools.wraps(function)
+    def hidden(*args: P.args, **kwargs: P.kwargs) -> R:
+        global _hidden
+        _hidden += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _hidden -= 1
+
+    return hidden
 
 
 def cuda_in_use() -> bool:

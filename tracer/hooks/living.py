@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tensortrace.tracer.hooks.order import Order
+from tensortrace.tracer.placements.zero import stepping
 
 
 def number_living(
@@ -25,6 +26,7 @@ def number_living(
     ``super().__init__()``: one that owns parameters is an optimizer like any other, one that holds only
     those of others (as accelerate's) is a wrapper and steps nothing itself. Takes hundredths of a second.
     """
+    initialised: list[Optimizer] = []
     uninitialised: list[Optimizer] = []
     unnumbered: list[LRScheduler] = []
     for found in _oldest_first():
@@ -34,12 +36,16 @@ def number_living(
             if "param_groups" not in vars(found) or not any(map(trains, _parameters(found))):
                 continue
             if "_optimizer_step_pre_hooks" in vars(found):
-                optimizers.number(found)
+                initialised.append(found)
             else:
                 uninitialised.append(found)
         elif issubclass(kind, LRScheduler):
             assert isinstance(found, LRScheduler)
             unnumbered.append(found)
+    inner = {id(steps) for outer in initialised if (steps := stepping(outer)) is not outer}
+    for optimizer in initialised:
+        if id(optimizer) not in inner:
+            optimizers.number(optimizer)
     for optimizer in uninitialised:
         owned = {id(parameter) for other in optimizers for parameter in _parameters(other)}
         if owned.isdisjoint(map(id, _parameters(optimizer))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from torch.optim.optimizer import (
 
 from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.gradients import Gradients
-from tensortrace.tracer.hooks.guard import guard
+from tensortrace.tracer.hooks.guard import guard, hide
+from tensortrace.tracer.hooks.imports import when_imported
 from tensortrace.tracer.hooks.optimizer_depth import is_outermost_step
 from tensortrace.tracer.hooks.scaler import Scalers
 from tensortrace.tracer.hooks.schedule import Schedules
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.state import State
-from tensortrace.tracer.placements import split
+from tensortrace.tracer.placements import split, zero
 from tensortrace.tracer.types import INIT_STEP, Kind, Meta
 
 ENVIRONMENT = frozenset(
@@ -52,11 +54,19 @@ class Optimizers:
             original(self, *args, **kwargs)
 
         session.patches.attribute(Optimizer, "__init__", __init__)
+        when_imported(session.patches, zero.MODULE, self._leave_out_inner)
         for handle in (
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         ):
             session.patches.on_undo(handle.remove)
+
+    def _leave_out_inner(self, module: ModuleType) -> None:
+        """See to it that an optimizer inside another one gets no number; its steps are of the outer one."""
+        owner = zero.zero_class(module)
+        if owner is not None:
+            hidden = hide(getattr(owner, zero.CONSTRUCTS_INNER))
+            self._session.patches.attribute(owner, zero.CONSTRUCTS_INNER, hidden)
 
     @guard("skipped optimizer step")
     def skipped(self, optimizer: Optimizer) -> None:
@@ -120,7 +130,7 @@ class Optimizers:
         for index, group in enumerate(optimizer.param_groups):
             name = f"optimizer.{number}.group.{index}"
             members = tuple(session.names.tensor(parameter).name for parameter in group["params"])
-            meta = Meta(members=members, optimizer=type(optimizer).__name__)
+            meta = Meta(members=members, optimizer=type(zero.stepping(optimizer)).__name__)
             for slot, value in _values(group):
                 session.emit(value, at, Kind.SCHEDULE, name, slot, call=call, meta=meta)
 

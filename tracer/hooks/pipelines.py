@@ -30,7 +30,7 @@ class Pipelines:
         for owner in pipelining.schedule_classes(module):
             self._replace(owner, "step", self._run)
             for name in pipelining.rehearsals(owner):
-                self._replace(owner, name, _rehearsed)
+                self._replace(owner, name, guard.hide)  # run to learn shapes, and not part of the training
 
     def _watch_stages(self, module: ModuleType) -> None:
         owner = pipelining.stage_class(module)
@@ -120,14 +120,3 @@ class Pipelines:
     @guard.guard("pipeline backward: end")
     def _backward_ended(self) -> None:
         self._session.staged = None
-
-
-def _rehearsed(original: Method) -> Method:
-    """Hide the forward and backward that a schedule makes before its first step to learn shapes."""
-
-    @functools.wraps(original)
-    def rehearse(*args: Any, **kwargs: Any) -> Any:
-        with guard.hidden():
-            return original(*args, **kwargs)
-
-    return rehearse

@@ -13,6 +13,7 @@ from tensortrace.tracer.hooks.digests import Digests
 from tensortrace.tracer.hooks.names import TensorName
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.walk import is_plain, tensors_in
+from tensortrace.tracer.placements.zero import stepping
 from tensortrace.tracer.types import INIT_STEP, Kind, Meta
 
 
@@ -33,7 +34,8 @@ class State:
         self._buffers(at, only_changed=True)
 
     def record_optimizer(self, optimizer: Optimizer, at: Moment, call: int = 0) -> None:
-        """Record every tensor and number of an optimizer's state."""
+        """Record every tensor and number of an optimizer's state, as far as this rank holds it."""
+        optimizer = stepping(optimizer)
         meta = Meta(optimizer=type(optimizer).__name__)
         for owner, entries in list(optimizer.state.items()):
             if isinstance(owner, torch.Tensor) and isinstance(entries, Mapping):
