@@ -15,7 +15,7 @@ from tensortrace.diff.logical import Member, Merged, Placer, Unlabelled
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.selection import Selection
-from tensortrace.tracer.types import INIT_STEP, ROOT, Entry, Kind
+from tensortrace.tracer.types import INIT_STEP, Entry, Kind
 
 ROW_KINDS = SAMPLE_KINDS
 """Kinds that belong to one forward and backward pass over some rows of the batch."""
@@ -198,9 +198,13 @@ class Catalog:
 
 
 class _EvalPasses:
-    """Places entries in parts; eval passes have no microbatch and are told apart by the root's inputs."""
+    """Places entries in parts; eval passes have no microbatch and are told apart by what a root is given.
+
+    Where several roots work on a batch (an encoder, then a head), the first one in the step begins each pass.
+    """
 
     def __init__(self) -> None:
+        self._leader: dict[int, str] = {}
         self._number: dict[int, int] = defaultdict(lambda: -1)
         self._open_input: dict[int, bool] = defaultdict(bool)
         self._first_call: dict[tuple[int, Kind, str, str], int] = {}
@@ -211,8 +215,14 @@ class _EvalPasses:
         if entry.kind not in ROW_KINDS:
             return None, entry.call
         if entry.microbatch is not None:
+<<<<<<< HEAD
             return Part(cell, "train", entry.microbatch), entry.call
         is_input = entry.kind == Kind.INPUT and entry.name == ROOT
+=======
+            return Part(rank, "train", entry.microbatch), entry.call
+        is_input = entry.kind == Kind.INPUT and not entry.producers
+        is_input = is_input and entry.name == self._leader.setdefault(rank, entry.name)
+>>>>>>> fcc7851 (Inputs of every root, eval passes too; rows of second roots meet; leftovers pass through reductions; step.skipped_on_some_ranks)
         if is_input and not self._open_input[rank]:
             self._number[rank] += 1
         self._open_input[rank] = is_input

@@ -254,4 +254,7 @@ class Gradients:
         if factors is None or not local or any(rank not in factors.by_rank for rank in local):
             return None
         total = sum(value.astype(np.float64) * factors.by_rank[rank] for rank, value in local.items())
+        for rank, value in self.start(name).items():  # a reduction passes leftovers on with the new part
+            factor = factors.by_rank.get(-1 - rank, factors.by_rank.get(rank, 0.0))
+            total = total + value.astype(np.float64) * factor
         return np.asarray(total)

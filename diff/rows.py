@@ -7,6 +7,7 @@ meet whatever the sampler, the microbatch split or the world size.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -66,10 +67,9 @@ class Pairing:
 def read_batch(view: StepView, phase: str) -> Batch:
     """Return the rows of one step, in order of (microbatch, rank, index)."""
     inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
-    for slot, items in _inputs(view, phase):
-        for item in items:
-            if item.part and slot.call == 0 and item.source.stored(item.entry) and item.entry.local_shape:
-                inputs[item.part][slot.slot] = item.read()
+    for part, slot, item in _given(view, phase):
+        if slot.call == 0 and item.source.stored(item.entry) and item.entry.local_shape:
+            inputs[part][slot.slot] = item.read()
     ignored = _ignored_positions(view, phase, inputs)
     pad, notes = _pad_value(inputs, ignored)
     rows: list[Row] = []
@@ -80,8 +80,41 @@ def read_batch(view: StepView, phase: str) -> Batch:
     return Batch(tuple(rows), extents, notes)
 
 
+def _given(view: StepView, phase: str) -> Iterator[tuple[Part, Slot, Item]]:
+    """Yield what tells the rows of each part: what one root was given from outside the recorded modules.
+
+    That is the main root's input; another root's, the first, where the main one was not called (a
+    discriminator's own step); and where the main root was given what a pass without gradients had computed
+    (a frozen encoder), what that pass was given.
+    """
+    found = [(slot, item) for slot, items in _inputs(view, phase) for item in items]
+    by_part: dict[Part, list[tuple[Slot, Item]]] = defaultdict(list)
+    for slot, item in sorted(found, key=lambda f: f[1].entry.event):
+        if item.part is not None:
+            by_part[item.part].append((slot, item))
+    for part, given in by_part.items():
+        outside = [(slot, item) for slot, item in given if not item.entry.producers]
+        before = [] if outside else _given_before(view, part, given)
+        chosen = outside or before or given
+        names = [slot.name for slot, _ in chosen]
+        name = ROOT if ROOT in names else names[0]
+        yield from ((part, slot, item) for slot, item in chosen if slot.name == name)
+
+
+def _given_before(view: StepView, part: Part, given: list[tuple[Slot, Item]]) -> list[tuple[Slot, Item]]:
+    """Return the inputs of the pass that computed what this part was given; none where no other did."""
+    events = ((item.source.rank, event) for _, item in given for event in item.entry.producers)
+    sources = {view.by_event[event][1].part for event in events if event in view.by_event} - {part, None}
+    return [
+        (slot, item)
+        for slot, items in view.find(Kind.INPUT)
+        for item in items
+        if item.part in sources and not item.entry.producers
+    ]
+
+
 def _inputs(view: StepView, phase: str) -> list[tuple[Slot, tuple[Item, ...]]]:
-    """Return what the root module was given: its inputs, or where those were deselected its activations."""
+    """Return what root modules were given: inputs, or where those were deselected the main activations."""
     found = list(view.find(Kind.INPUT, phase=phase))
     if found:
         return found

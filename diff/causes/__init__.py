@@ -12,6 +12,7 @@ from tensortrace.diff.causes import (
     reduction,
     scale,
     schedule,
+    skipping,
     values,
 )
 from tensortrace.diff.causes.case import Case, Detector, settle
@@ -19,6 +20,8 @@ from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.result import Cause
 
 DETECTORS: tuple[Detector, ...] = (
+    skipping.skipped_by_scaler,
+    skipping.skipped_by_program,
     inputs.different_rows,
     inputs.different_targets,
     init.init_differs,

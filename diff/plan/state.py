@@ -107,6 +107,7 @@ def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[R
     if slot.slot == "start":
         return (), before
     schedule = tuple((None, s) for s in _group_slots(name, call, pair))
+    schedule += tuple((None, s) for s in _skips(schedule, pair))
     gradient = (None, window_slot(Kind.CLIPPED_GRAD, name, "grad"))
     start = (None, window_slot(Kind.PARAM, name, "start"))
     if slot.kind == Kind.OPTIMIZER_STATE:
@@ -126,6 +127,14 @@ def _group_slots(name: str, call: int, pair: StepPair) -> list[Slot]:
                 found[slot] = None
                 found[slot._replace(slot="members")] = None
     return list(found)
+
+
+def _skips(groups: tuple[Ref, ...], pair: StepPair) -> list[Slot]:
+    """Return the slots that tell whether the optimizers of these groups skipped their step."""
+    optimizers = {slot.name.partition(".group.")[0] for _, slot in groups}
+    views = (pair.a, pair.b)
+    found = (s for v in views for s, _ in v.find(Kind.SCHEDULE) if s.slot == "skipped")
+    return list(dict.fromkeys(s for s in found if s.name in optimizers))
 
 
 def _inputs_of_owner(name: str, pair: StepPair) -> tuple[Ref, ...]:
@@ -250,7 +259,8 @@ def _plan_schedule(pair: StepPair, plan: StepPlan) -> None:
         a, b = (v.items.get(slot, ()) for v in views)
         earlier = ((None, slot),) if slot.slot == "position" else ()
         if a and b:
-            plan.comparisons.append(_exact(slot, replica(a), replica(b), (), earlier))
+            plain_one = _exact(slot, replica(a), replica(b), (), earlier)
+            plan.comparisons.append(replace(plain_one, copies_a=a, copies_b=b))
         else:  # a scheduler or scaler that one run does not have shows in the values it would set
             side = "a" if a else "b"
             plan.one_sided.append(

@@ -183,9 +183,9 @@ class Modules:
         frame.meta = self._describe(module)
         parent = self._parent(frame)
         given = tensors_of_call(args, kwargs)
-        if is_root and frame.entered == ROOT and frame.at.microbatch is not None:
-            for slot, tensor in given:
-                self._record_root_input(tensor, frame, slot)
+        later_stage = frame.entered != ROOT and self._session.names.is_stage(module)
+        for slot, tensor in given if is_root and not later_stage else ():
+            self._record_root_input(tensor, frame, slot)
         for slot, tensor in given:
             producers, meta = self._session.producers.find(tensor), frame.meta
             if not producers and parent is not None and (parent.outputs or parent.inputs):
@@ -195,11 +195,15 @@ class Modules:
                 frame.inputs.append(event)
 
     def _record_root_input(self, tensor: torch.Tensor, frame: Frame, slot: str) -> None:
+        """Record what comes from outside; what recorded calls computed is an input of the main root only."""
         session = self._session
-        call = session.clock.take(frame.at, Kind.INPUT, ROOT, slot)
+        producers = session.producers.find(tensor)
+        if producers and frame.entered != ROOT:
+            return
+        call = session.clock.take(frame.at, Kind.INPUT, frame.entered, slot)
         event = session.emit(
-            tensor, frame.at, Kind.INPUT, ROOT, slot,
-            call=call.number, recompute=call.recompute, meta=frame.meta,
+            tensor, frame.at, Kind.INPUT, frame.entered, slot,
+            call=call.number, recompute=call.recompute, producers=producers, meta=frame.meta,
         )  # fmt: skip
         if event is not None:
             session.producers.add(tensor, event, is_output=False)
