@@ -215,14 +215,9 @@ class _EvalPasses:
         if entry.kind not in ROW_KINDS:
             return None, entry.call
         if entry.microbatch is not None:
-<<<<<<< HEAD
             return Part(cell, "train", entry.microbatch), entry.call
-        is_input = entry.kind == Kind.INPUT and entry.name == ROOT
-=======
-            return Part(rank, "train", entry.microbatch), entry.call
         is_input = entry.kind == Kind.INPUT and not entry.producers
         is_input = is_input and entry.name == self._leader.setdefault(rank, entry.name)
->>>>>>> fcc7851 (Inputs of every root, eval passes too; rows of second roots meet; leftovers pass through reductions; step.skipped_on_some_ranks)
         if is_input and not self._open_input[rank]:
             self._number[rank] += 1
         self._open_input[rank] = is_input

@@ -104,7 +104,7 @@ def _given(view: StepView, phase: str) -> Iterator[tuple[Part, Slot, Item]]:
 def _given_before(view: StepView, part: Part, given: list[tuple[Slot, Item]]) -> list[tuple[Slot, Item]]:
     """Return the inputs of the pass that computed what this part was given; none where no other did."""
     events = ((item.source.rank, event) for _, item in given for event in item.entry.producers)
-    sources = {view.by_event[event][1].part for event in events if event in view.by_event} - {part, None}
+    sources = {view.by_event[event][1] for event in events if event in view.by_event} - {part, None}
     return [
         (slot, item)
         for slot, items in view.find(Kind.INPUT)

@@ -3,6 +3,8 @@
 Importing this package imports neither torch nor numpy, so that a training program may do so anywhere.
 """
 
+from tensortrace.tracer.explicit import boundary
 from tensortrace.tracer.in_process import record
+from tensortrace.tracer.types import Box, Mesh, Placement, Shard
 
-__all__ = ["record"]
+__all__ = ["Box", "Mesh", "Placement", "Shard", "boundary", "record"]

@@ -12,7 +12,7 @@ from tests.architecture.source import PACKAGES, ROOT, Module, modules
 LAYERS = """
     tracer.errors
   < tracer.types
-  < tracer.layout | tracer.notices | tracer.masking | tracer.copies | tracer.codec_dtypes
+  < tracer.explicit | tracer.layout | tracer.notices | tracer.masking | tracer.copies | tracer.codec_dtypes
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
     | tracer.settings | tracer.environment
   < tracer.options | tracer.claim | tracer.ring | tracer.progress | tracer.manifest_safetensors
@@ -39,7 +39,7 @@ UNLAYERED = ("tracer", "tracer.inject.sitecustomize")
 WITHOUT_TORCH = (
     "tracer.errors", "tracer.types", "tracer.layout", "tracer.manifest", "tracer.selection", "tracer.codec",
     "tracer.reader", "tracer.writer", "tracer.geometry", "diff.result", "diff.align", "cli.render",
-    "cli.main", "tracer.in_process",
+    "cli.main", "tracer.in_process", "tracer.explicit",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from tensortrace.tracer.hooks.collectives import Collectives
 from tensortrace.tracer.hooks.gradients import Gradients
 from tensortrace.tracer.hooks.living import number_living
 from tensortrace.tracer.hooks.modules import Modules
+from tensortrace.tracer.hooks.named import Named
 from tensortrace.tracer.hooks.optimizer import Optimizers
 from tensortrace.tracer.hooks.pipelines import Pipelines
 from tensortrace.tracer.hooks.reductions import Reductions
@@ -57,7 +58,8 @@ def install(sink: Sink) -> Hooks:
         ),
     )
     rng.install(session)
-    parts = (Modules(session), Collectives(session, reductions), Pipelines(session))
+    modules = Modules(session)
+    parts = (modules, Named(session, modules), Collectives(session, reductions), Pipelines(session))
     for part in (*parts, scalers, schedules, optimizers):
         part.install()
     for source in (checkpoint, backward, loss, clip):

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
-from tensortrace.tracer.types import Kind, Meta
+from tensortrace.tracer.types import Kind, Meta, Shard
 
 _TOTAL = Meta(total=True)
 _OWN = Meta()
@@ -32,9 +32,20 @@ class GradHooks:
         session.patches.on_undo(self._remove)
 
     def watch(
-        self, tensor: torch.Tensor, at: Moment, name: str, slot: str, call: int, *, total: bool
+        self,
+        tensor: torch.Tensor,
+        at: Moment,
+        name: str,
+        slot: str,
+        call: int,
+        *,
+        total: bool,
+        shard: Shard | None = None,
     ) -> None:
-        """Record the gradient that arrives at the tensor in any backward, under the activation's key."""
+        """Record the gradient that arrives at the tensor in any backward, under the activation's key.
+
+        ``shard`` is how the program says that the tensor lies, if it does.
+        """
         if not tensor.requires_grad or not self._session.wants(Kind.ACTIVATION_GRAD, name, at):
             return
         if not tensor.is_leaf and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
@@ -44,7 +55,7 @@ class GradHooks:
 
         def hook(gradient: torch.Tensor) -> None:
             nonlocal fired
-            if self._record(gradient, at, name, slot, None if fired else call, total):
+            if self._record(gradient, at, name, slot, None if fired else call, total, shard):
                 fired = True
 
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -53,7 +64,14 @@ class GradHooks:
 
     @guard("activation gradient")
     def _record(
-        self, gradient: torch.Tensor, at: Moment, name: str, slot: str, call: int | None, total: bool
+        self,
+        gradient: torch.Tensor,
+        at: Moment,
+        name: str,
+        slot: str,
+        call: int | None,
+        total: bool,
+        shard: Shard | None,
     ) -> bool:
         """Record one gradient; a further backward through the same graph gets a call of its own."""
         staged = self._session.staged
@@ -63,8 +81,9 @@ class GradHooks:
             call = self._fired[at, name, slot]
             self._fired[at, name, slot] += 1
         self._session.emit(
-            gradient, at, Kind.ACTIVATION_GRAD, name, slot, call=call, meta=_TOTAL if total else _OWN
-        )
+            gradient, at, Kind.ACTIVATION_GRAD, name, slot,
+            call=call, meta=_TOTAL if total else _OWN, shard=shard,
+        )  # fmt: skip
         return True
 
     def _begin_window(self) -> None:

@@ -49,4 +49,4 @@ def _paired(session: Session, function: Callable[..., Any], reentrant: bool) -> 
 
 @guard("checkpoint")
 def _new_region(session: Session, reentrant: bool) -> Region:
-    return session.clock.region(reentrant=reentrant)
+    return session.clock.region(reentrant=reentrant, scope=session.scope())

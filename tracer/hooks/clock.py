@@ -34,10 +34,12 @@ class Region:
 
     ``grad_enabled`` is the grad mode around the region. A reentrant checkpoint disables it inside the first
     pass, and gradients arrive at the recomputed tensors; otherwise they arrive at those of the first pass.
+    ``scope`` is the module call around the region, of which the recompute sees nothing.
     """
 
-    def __init__(self, moment: Moment, *, grad_enabled: bool, reentrant: bool) -> None:
+    def __init__(self, moment: Moment, *, grad_enabled: bool, reentrant: bool, scope: str) -> None:
         self.moment = moment
+        self.scope = scope
         self.grad_enabled = grad_enabled
         self.reentrant = reentrant
         self.numbers: dict[CallKey, list[int]] = {}
@@ -236,9 +238,16 @@ class Clock:
         self._ordinals[kind, name] += 1
         return number
 
-    def region(self, *, reentrant: bool) -> Region:
+    def region(self, *, reentrant: bool, scope: str) -> Region:
         """Return a record for a checkpointed region that is about to run for the first time."""
-        return Region(self.forward_moment(), grad_enabled=self.grad_enabled(), reentrant=reentrant)
+        return Region(
+            self.forward_moment(), grad_enabled=self.grad_enabled(), reentrant=reentrant, scope=scope
+        )
+
+    def replayed_scope(self) -> str:
+        """Return the module call around the region that is being recomputed, "" outside of any."""
+        replays = (replay for replay in reversed(self._local.regions) if isinstance(replay, Replay))
+        return next((replay.region.scope for replay in replays), "")
 
     def gradients_arrive(self) -> bool:
         """Tell whether backward will bring gradients to the tensors of the running forward."""

@@ -50,7 +50,8 @@ class Modules:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._local = _Local()
-        self._grads = GradHooks(session)
+        self.grads = GradHooks(session)
+        session.scope = self._scope
 
     def install(self) -> None:
         """Wrap the call of every module, and of those that ``Module.compile`` compiles in place."""
@@ -156,6 +157,16 @@ class Modules:
             if event is not None and parent is not None:
                 parent.outputs.append(event)
 
+    def innermost(self) -> Frame | None:
+        """Return the recorded call that this thread is in the middle of."""
+        return next((frame for frame in reversed(self._local.stack) if frame.records), None)
+
+    def _scope(self) -> str:
+        frame = self.innermost()
+        if frame is None:
+            return self._session.clock.replayed_scope()
+        return "" if frame.name.startswith("(") else frame.name  # the root, and stages of a pipeline
+
     def unwind(self, frame: Frame) -> None:
         """Take a call off the stack, whether it returned, raised or was cut short; never fails."""
         stack = self._local.stack
@@ -227,7 +238,7 @@ class Modules:
         if event is not None:
             session.producers.add(tensor, event, is_output=is_output)
         if tensor.requires_grad and session.clock.gradients_arrive() and at.microbatch is not None:
-            self._grads.watch(tensor, at, name, slot, call.number, total=not is_output)
+            self.grads.watch(tensor, at, name, slot, call.number, total=not is_output)
         return event
 
     def _describe(self, module: nn.Module) -> Meta:

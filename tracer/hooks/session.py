@@ -39,7 +39,8 @@ class Session:
 
     ``on_wrapper`` runs when a wrapper's forward begins, ``on_backward`` when an outermost backward is about
     to begin, ``after_backward`` when it has ended, ``on_read`` (through ``gradients_read``) before a clip, an
-    unscale or an optimizer step reads gradients. While ``muted`` isn't 0, gradients that arrive are those
+    unscale or an optimizer step reads gradients. ``scope`` names the module call that this thread is in the
+    middle of, "" for none and for a root's. While ``muted`` isn't 0, gradients that arrive are those
     of a side computation and are not recorded. ``staged`` is the pipeline's backward that is running.
     """
 
@@ -52,6 +53,7 @@ class Session:
         self.optimizers: Order[Optimizer] = Order()
         self.muted = 0
         self.staged: StageBackward | None = None
+        self.scope: Callable[[], str] = lambda: ""
         self.arrived: set[int] = set()
         self.on_read: list[Callable[[], None]] = []
         self.on_wrapper: list[Callable[[Wrapper, nn.Module], None]] = []
@@ -77,11 +79,13 @@ class Session:
         meta: Meta | None = None,
         parameter: torch.Tensor | None = None,
         spec: Spec | None = None,
+        shard: Shard | None = None,
     ) -> int | None:
         """Hand one tensor to the sink, with the shard its layout gives it; return its event number.
 
         Of a DTensor this rank's local part is recorded. ``parameter`` is the parameter or buffer that the
-        tensor belongs to, if any; ``spec`` the place of a plain tensor that is part of a DTensor.
+        tensor belongs to, if any; ``spec`` the place of a plain tensor that is part of a DTensor; ``shard``
+        is what the program itself says.
         """
         if not self.wants(kind, name, at):
             return None
@@ -95,7 +99,7 @@ class Session:
             slot=slot,
             call=call,
             recompute=recompute,
-            shard=self._shard(kind, slot, tuple(local.shape), own or spec, parameter),
+            shard=shard or self._shard(kind, slot, tuple(local.shape), own or spec, parameter),
             producers=producers,
             meta=meta,
         )

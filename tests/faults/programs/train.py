@@ -17,6 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from tensortrace.tracer import boundary
+
 
 class Net(nn.Module):
     """Tied embeddings, dropout, batch norm and a checkpointed block."""
@@ -30,7 +32,7 @@ class Net(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        hidden = self.norm(self.embed(ids).flatten(0, 1))
+        hidden = boundary("hidden", self.norm(self.embed(ids).flatten(0, 1)))
         hidden = hidden + checkpoint(self.block, hidden, use_reentrant=False)
         return self.head(hidden)
 
