@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tensortrace.diff.cells import SAMPLE_KINDS, Cells, find_cells
-from tensortrace.diff.logical import Member, Merged, Placer, Unlabelled
+from tensortrace.diff.logical import Member, Merged, Placer, Source, Unlabelled
+from tensortrace.diff.relaid import RelaidTrace
+from tensortrace.diff.ties import Ties, renamed, tied
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.selection import Selection
@@ -41,7 +43,7 @@ class Item(NamedTuple):
     ``cell`` is the data cell of its lowest rank.
     """
 
-    source: RankTrace | Merged | Unlabelled
+    source: Source
     entry: Entry
     part: Part | None
     call: int
@@ -50,12 +52,12 @@ class Item(NamedTuple):
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that hold a part of the tensor."""
-        return (self.source.rank,) if isinstance(self.source, RankTrace) else self.source.ranks
+        return self.source.ranks if isinstance(self.source, Merged | Unlabelled) else (self.source.rank,)
 
     @property
     def members(self) -> tuple[tuple[int, Entry], ...]:
         """Each rank's own entry."""
-        if isinstance(self.source, RankTrace):
+        if not isinstance(self.source, Merged | Unlabelled):
             return ((self.source.rank, self.entry),)
         return tuple((member.rank, member.entry) for member in self.source.members)
 
@@ -125,6 +127,15 @@ class Catalog:
             for entry in source.entries:
                 self._by_step[entry.step].append((source, entry))
         self._placer = _placer(trace)
+        self._ties: Ties = {}
+
+    @staticmethod
+    def tie(a: Catalog, b: Catalog) -> None:
+        """Let parameters that are tied in one run and held apart in the other meet under one name."""
+        a._ties, b._ties = tied(a._ranked(), b._ranked())
+
+    def _ranked(self) -> Iterator[tuple[int, Entry]]:
+        return ((source.rank, entry) for source in self.trace.ranks for entry in source.entries)
 
     @property
     def cells(self) -> Cells:
@@ -181,6 +192,7 @@ class Catalog:
         passes = _EvalPasses()
         for source, entry in self._by_step.get(step, ()):
             if not entry.recompute:
+                entry = renamed(entry, self._ties) if self._ties else entry
                 part, call = passes.place(source.rank, self.cells.cell(source.rank), entry)
                 slot = Slot(part.phase if part else "window", entry.kind, entry.name, entry.slot, call)
                 number = part.number if part else -1 if entry.microbatch is None else entry.microbatch
@@ -243,5 +255,7 @@ def _placer(trace: Trace) -> Placer:
         for entry in source.entries
         if entry.kind in SAMPLE_KINDS and entry.shard and (source.rank, entry.shard.mesh) in meshes
     }
-    cells = find_cells((source.rank for source in trace.ranks), labelled, meshes.values())
+    rules = trace.layout if isinstance(trace, RelaidTrace) else None
+    declared = (rules.mesh, rules.axes_of_data) if rules else None
+    cells = find_cells((source.rank for source in trace.ranks), labelled, meshes.values(), declared)
     return Placer(cells, meshes)

@@ -43,12 +43,21 @@ class Cells:
         return all(rank == cell for rank, cell in self.of.items())
 
 
-def find_cells(ranks: Iterable[int], labelled: Iterable[tuple[Mesh, Shard]], meshes: Iterable[Mesh]) -> Cells:
+def find_cells(
+    ranks: Iterable[int],
+    labelled: Iterable[tuple[Mesh, Shard]],
+    meshes: Iterable[Mesh],
+    declared: tuple[Mesh, tuple[str, ...]] | None = None,
+) -> Cells:
     """Join ranks along every axis on which a sample-kind tensor is anything but different data.
 
     ``labelled`` are the meshes and shards of sample-kind entries, ``meshes`` all that were declared.
+    ``declared`` is a layout file's mesh, with the axes that it says carry data: all others join.
     """
     joined: dict[tuple[Mesh, int], None] = {}
+    if declared:
+        mesh, data = declared
+        joined = {(mesh, axis): None for axis, name in enumerate(mesh.axes) if name not in data}
     for mesh, shard in labelled:
         for axis, placement in enumerate(shard.placements):
             if placement.kind != "data":

@@ -81,6 +81,7 @@ def compare(
                     floors[node] = (*floors.get(node, ()), error)
         execution = Execution(exact=options.policy == "exact", floors=floors)
         left, right = Catalog(trace_a), Catalog(trace_b)
+        Catalog.tie(left, right)
         alignment = align_steps(left, right, options.align)
         notes = [*alignment.notes, *_execute(execution, left, right, alignment, options, progress)]
         if not execution.compared and not execution.gaps and (options.kinds or options.include):

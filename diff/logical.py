@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -20,7 +21,6 @@ from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.geometry import Held, LayoutError, held
 from tensortrace.tracer.geometry_blocks import place
 from tensortrace.tracer.geometry_cover import check, copies, odd_replicas, one_copy
-from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.types import Entry, Kind, Mesh, Placement, Stats
 
 CELL_KINDS = frozenset({Kind.INPUT, Kind.ACTIVATION, Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
@@ -29,11 +29,25 @@ CELL_KINDS = frozenset({Kind.INPUT, Kind.ACTIVATION, Kind.LOSS, Kind.ACTIVATION_
 WHOLE = Placement(kind="replicate")
 
 
+class Source(Protocol):
+    """Who holds a tensor: a rank, or several together."""
+
+    @property
+    def rank(self) -> int:
+        """The global rank, the lowest of several."""
+
+    def stored(self, entry: Entry) -> bool:
+        """Tell whether the entry's bytes are there."""
+
+    def read(self, entry: Entry) -> np.ndarray:
+        """Return the tensor, of the entry's ``local_shape``."""
+
+
 @dataclass(frozen=True)
 class Member:
     """One rank's entry of a boundary."""
 
-    source: RankTrace
+    source: Source
     entry: Entry
 
     @property
@@ -44,7 +58,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Merged:
-    """A tensor that several ranks hold together: stands in the place of a ``RankTrace`` in an item.
+    """A tensor that several ranks hold together: stands in the place of a rank in an item.
 
     ``parts`` say where the chosen members' tensors lie; ``members`` are all that hold a part or a copy of
     one. ``odd`` are ranks whose copy differs from the other copies; ``problem`` says why the parts make no
@@ -73,7 +87,7 @@ class Merged:
     def read(self, entry: Entry) -> np.ndarray:
         """Return the whole tensor, of the merged entry's shape; sums of contributions are float64.
 
-        Raises Unplaceable where the members make no tensor, and as ``RankTrace.read`` does.
+        Raises Unplaceable where the members make no tensor, and as the ranks' own ``read`` does.
         """
         if self.problem:
             raise Unplaceable(self.problem)
@@ -122,7 +136,7 @@ class Unlabelled:
         )
 
 
-Logical = tuple[RankTrace | Merged | Unlabelled, Entry]
+Logical = tuple[Source, Entry]
 """Who holds a tensor, and the entry that describes it."""
 
 

@@ -14,7 +14,7 @@ from tensortrace.diff.rules.run import MESH
 from tensortrace.tracer import layout as files
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
-from tensortrace.tracer.types import Entry, Kind, Shard
+from tensortrace.tracer.types import Entry, Kind, Manifest, Shard
 
 Take = Callable[[np.ndarray], np.ndarray]
 
@@ -42,7 +42,22 @@ def relaid(trace: Trace, layout: RunLayout) -> Trace:
         max((r.manifest.world_size for r in trace.ranks if r.manifest), default=len(trace.ranks))
     )
     ranks = tuple(RelaidRank(rank, layout) for rank in trace.ranks)
-    return Trace(trace.path, trace.manifest, ranks, trace.problems)
+    return RelaidTrace(trace.path, trace.manifest, ranks, trace.problems, layout)
+
+
+class RelaidTrace(Trace):
+    """A trace under a layout."""
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest | None,
+        ranks: tuple[RankTrace, ...],
+        problems: tuple[str, ...],
+        layout: RunLayout,
+    ) -> None:
+        super().__init__(path, manifest, ranks, problems)
+        self.layout = layout
 
 
 class RelaidRank(RankTrace):
@@ -72,6 +87,7 @@ class RelaidRank(RankTrace):
         return entry if found is None else found[0]
 
     def _entries(self, entry: Entry, layout: RunLayout) -> list[Entry]:
+        entry = _with_members(entry, layout, self._base.rank)
         if entry.kind not in _NAMED:
             return [entry]
         name = layout.canonical(entry.name, self._base.rank)
@@ -87,6 +103,14 @@ class RelaidRank(RankTrace):
         new = replace(new, local_shape=view.local_shape, stats=None, sketch=None, digest=_digest(entry, view))
         self._taken[(new.event, new.name, new.shard)] = (entry, view.take)
         return new
+
+
+def _with_members(entry: Entry, layout: RunLayout, rank: int) -> Entry:
+    """Return the entry with the parameters of a group, or of a clip, under their new names."""
+    if not entry.meta.members:
+        return entry
+    members = tuple(name for member in entry.meta.members for name in layout.names(member, rank) if name)
+    return replace(entry, meta=replace(entry.meta, members=members))
 
 
 def _digest(entry: Entry, view: View) -> str:

@@ -94,6 +94,15 @@ class RunLayout:
             raise LayoutFileError(f"{self.path}: rename of {error}", found=f"on rank {rank}") from error
         return name
 
+    def names(self, name: str, rank: int) -> tuple[str, ...]:
+        """Return the unpartitioned program's names of what a rank's parameter holds parts of."""
+        canonical = self.canonical(name, rank)
+        rule = self.rule(Kind.PARAM, "model", canonical)
+        match = rule.match(canonical) if rule else None
+        if rule is None or match is None or not rule.to:
+            return (canonical,)
+        return tuple(fill(target, match, match.groupdict()) for target, _ in rule.to)
+
     def rule(self, kind: Kind, slot: str, name: str) -> Rule | None:
         """Return the first rule for a boundary of this canonical name, None where there is none."""
         for rule in self.rules:

@@ -98,6 +98,54 @@ def test_two_runs_in_the_same_parts_are_equivalent(judge: Judge, name: str) -> N
     assert_equivalent(compare(judge, spread(name), spread(name)))
 
 
+LAYOUT_FILE = """
+format = 1
+data = ["dp"]
+
+[axes]
+dp = 2
+tp = 2
+
+[[rule]]
+name = ["hidden.weight", "hidden.bias"]
+dims = "h[tp] ..."
+
+[[rule]]
+name = "head.weight"
+dims = "v h[tp]"
+
+[[rule]]
+name = "head"
+kind = ["activation", "activation_grad"]
+slot = "in.*"
+dims = "b s h[tp]"
+
+[[rule]]
+name = ["hidden", "head"]
+kind = ["activation"]
+slot = "in.*"
+dims = "b s w same:tp"
+
+[[rule]]
+name = "head"
+kind = ["activation"]
+dims = "b s v partial:tp"
+"""
+
+
+def undeclared(at: At) -> Held:
+    return tensor_parallel(at)._replace(declared=False)
+
+
+def test_plain_parts_compare_under_a_layout_file(judge: Judge) -> None:
+    path = judge.folder / "layout.toml"
+    path.write_text(LAYOUT_FILE)
+    b = Resharded(Program(ranks=2, order=3), 2, undeclared).write(judge.folder / "b")
+    a = judge.write(Program())
+    assert_equivalent(judge(a, b, layout_b=path))
+    assert judge(a, b).verdict == "divergent", "without it four ranks were given the same rows twice"
+
+
 def test_a_wrong_element_in_one_rank_s_part_is_found_there(judge: Judge) -> None:
     def edit(at: At, inner: int, value: np.ndarray) -> np.ndarray:
         if (at.step, at.kind, at.name, at.slot, inner) == (1, Kind.ACTIVATION, "hidden", "out", 1):
