@@ -10,7 +10,7 @@ import click
 from tensortrace.cli.render.live import Live, ending
 from tensortrace.tracer import launch
 from tensortrace.tracer.layout import LAYOUT
-from tensortrace.tracer.options import resolve
+from tensortrace.tracer.options import parse_start, resolve
 
 
 @click.command("record", context_settings={"allow_interspersed_args": False})
@@ -48,12 +48,33 @@ from tensortrace.tracer.options import resolve
 )
 @click.option("--dry-run", is_flag=True, help="Record one step into nothing, and say what it would hold.")
 @click.option("--strict", is_flag=True, help="Let a failure of the recorder end the training.")
+@click.option(
+    "--init-from", type=click.Path(path_type=Path), metavar="TRACE",
+    help="Begin with TRACE's initial parameters, buffers and optimizer state. Changes the run.",
+)  # fmt: skip
+@click.option(
+    "--consistent-init", type=int, metavar="SEED",
+    help="Draw parameters from names and global indices alone. Changes the run.",
+)  # fmt: skip
+@click.option(
+    "--consistent-dropout", type=int, metavar="SEED",
+    help="Draw dropout masks from rows and global positions alone. Changes the run.",
+)  # fmt: skip
+@click.option(
+    "--eager-attention", is_flag=True,
+    help="With --consistent-dropout: compute attention with dropout unfused. Changes the run.",
+)  # fmt: skip
+@click.option(
+    "--adversarial", is_flag=True,
+    help="Draw parameters that make mistakes of meaning large (--consistent-init 0 unless given).",
+)  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     output: Path, force: bool, steps: str, kinds: str, include: tuple[str, ...],
     exclude: tuple[str, ...], buffer: str, on_pressure: str, max_bytes: str | None, min_free: str,
     hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool,
-    command: tuple[str, ...],
+    init_from: Path | None, consistent_init: int | None, consistent_dropout: int | None,
+    eager_attention: bool, adversarial: bool, command: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Run COMMAND and record every boundary of its training on every rank.
 
@@ -65,10 +86,17 @@ def command(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude, buffer=buffer,
         on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
         compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
+        start=parse_start(
+            init_from=init_from, init_seed=consistent_init, dropout_seed=consistent_dropout,
+            adversarial=adversarial, eager_attention=eager_attention,
+        ),
     )  # fmt: skip
     described = None if layout is None else _checked(layout)
     if force and not dry_run:
         launch.clear(output)
+    if options := settings.start.options():
+        asked = " ".join(f"--{name} {value}".removesuffix(" True") for name, value in options.items())
+        click.echo(f"trace: {asked} changes the run: it does not begin or draw as the program says", err=True)
     live = Live(hang_after_s=hang_after)
     try:
         outcome = launch.run(command, settings, environ=os.environ, observe=live.show)

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import ClassVar, NoReturn
 
 from tensortrace.tracer import hooks
+from tensortrace.tracer import start as beginning
 from tensortrace.tracer.dry_run import Tally
 from tensortrace.tracer.environment import rank_environment
 from tensortrace.tracer.faults import with_fault
 from tensortrace.tracer.notices import describe, say
 from tensortrace.tracer.recorder import Identity, RankStore, Recorder, Surroundings
-from tensortrace.tracer.settings import FAULT_VARIABLE, VARIABLE, Settings, decode
+from tensortrace.tracer.settings import FAULT_VARIABLE, VARIABLE, Settings, Start, decode
 from tensortrace.tracer.types import Environment
 from tensortrace.tracer.writer import RankWriter
 
@@ -63,7 +64,7 @@ class Guest:
             settings,
             Surroundings(
                 identify=identify,
-                describe=_describe,
+                describe=self._describe,
                 open_store=self._open_store,
                 is_guest=_is_loader_worker,
                 opened=self._opened,
@@ -75,6 +76,8 @@ class Guest:
     def move_in(self) -> None:
         """Patch torch, and see to it that the recording ends before the process does."""
         self._hooks = hooks.install(self._recorder)
+        if self._settings.start != Start():
+            beginning.install(self._hooks, self._settings.start)
         for fault in self._fault.split(","):
             if fault.startswith("hook:"):
                 hooks.guard.inject(fault.removeprefix("hook:"))
@@ -92,6 +95,9 @@ class Guest:
         atexit.unregister(self._end)
         if getattr(os._exit, "__wrapped__", None) is self._leave:
             _set_exit(self._leave)
+
+    def _describe(self) -> Environment:
+        return rank_environment(sys.argv, os.environ, start=self._settings.start.options())
 
     def _opened(self) -> None:
         """Children of multiprocessing run its finalizers, and when forked no atexit functions."""
@@ -146,10 +152,6 @@ def ending(error: BaseException | None) -> str:
     if isinstance(error, SystemExit):
         error = error.__context__ if error.code not in (None, 0) else None
     return FINISHED if error is None else f"exception: {type(error).__name__}"
-
-
-def _describe() -> Environment:
-    return rank_environment(sys.argv, os.environ)
 
 
 def _is_loader_worker() -> bool:

@@ -29,14 +29,25 @@ VARIABLES = (
 """The only environment variables that are written down, where they are set."""
 
 
-def launch_environment(command: Sequence[str], environ: Mapping[str, str], *, folder: Path) -> Environment:
+START = "start."
+"""Prefix of the flags that say how a run was asked to begin (``docs/start.md``)."""
+
+
+def launch_environment(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    folder: Path,
+    start: Mapping[str, str] | None = None,
+) -> Environment:
     """Return what the launcher knows: package versions, git commit of ``folder``, variables, command.
 
-    Imports none of the packages.
+    ``start`` are the options by which the run begins elsewhere. Imports none of the packages.
     """
     commit, dirty = git_state(folder)
     return Environment(
         versions=package_versions(),
+        flags=_start_flags(start),
         variables=allowed_variables(environ),
         command=mask_arguments(command),
         commit=commit,
@@ -44,17 +55,23 @@ def launch_environment(command: Sequence[str], environ: Mapping[str, str], *, fo
     )
 
 
-def rank_environment(command: Sequence[str], environ: Mapping[str, str]) -> Environment:
+def rank_environment(
+    command: Sequence[str], environ: Mapping[str, str], *, start: Mapping[str, str] | None = None
+) -> Environment:
     """Return what a rank knows: versions and flags of its own torch, its variables, its arguments.
 
     Starts no process and touches no device that the training has not touched.
     """
     return Environment(
         versions=package_versions() | _torch_versions(),
-        flags=torch_flags(),
+        flags=torch_flags() | _start_flags(start),
         variables=allowed_variables(environ),
         command=mask_arguments(command),
     )
+
+
+def _start_flags(start: Mapping[str, str] | None) -> dict[str, str]:
+    return {START + name: value for name, value in (start or {}).items()}
 
 
 def package_versions() -> dict[str, str]:

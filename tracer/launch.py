@@ -145,7 +145,7 @@ def begin_trace(
         command=mask_arguments(command),
         started_at=time.time(),
         promise=settings.promise,
-        environment=launch_environment(command, environ, folder=Path.cwd()),
+        environment=launch_environment(command, environ, folder=Path.cwd(), start=settings.start.options()),
     )
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.selection import parse_promise
-from tensortrace.tracer.settings import Compress, Pressure, Settings, parse_size
+from tensortrace.tracer.settings import Compress, Pressure, Settings, Start, parse_size
 
 
 def resolve(
@@ -25,6 +25,7 @@ def resolve(
     compress: Compress = "auto",
     strict: bool = False,
     dry_run: bool = False,
+    start: Start | None = None,
 ) -> Settings:
     """Return the settings that these options of ``trace record`` mean; raise BadRequest naming a bad one.
 
@@ -46,4 +47,32 @@ def resolve(
         compress=compress,
         strict=strict,
         dry_run=dry_run,
+        start=start or Start(),
+    )
+
+
+def parse_start(
+    *,
+    init_from: Path | None,
+    init_seed: int | None,
+    dropout_seed: int | None,
+    adversarial: bool,
+    eager_attention: bool,
+) -> Start:
+    """Return how a run shall begin; raise BadRequest for options that contradict each other."""
+    if init_from is not None and (init_seed is not None or adversarial):
+        raise BadRequest(
+            "option --init-from", found="--adversarial" if adversarial else "--consistent-init",
+            expected="one way to set parameters",
+        )  # fmt: skip
+    if init_from is not None and not init_from.is_dir():
+        raise BadRequest(f"option --init-from: {init_from}: no such folder")
+    if eager_attention and dropout_seed is None:
+        raise BadRequest("option --eager-attention", expected="--consistent-dropout beside it")
+    return Start(
+        init_from=None if init_from is None else str(init_from.absolute()),
+        init_seed=0 if adversarial and init_seed is None else init_seed,
+        dropout_seed=dropout_seed,
+        adversarial=adversarial,
+        eager_attention=eager_attention,
     )

@@ -24,6 +24,31 @@ Pressure = Literal["block", "drop"]
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B?)", re.IGNORECASE)
 
 
+class Start(Record, frozen=True, kw_only=True):
+    """Where a run begins, as its user asked: all of it changes the run (``docs/start.md``).
+
+    ``init_from`` is the absolute path of a trace. The seeds are of ``--consistent-init`` and
+    ``--consistent-dropout``.
+    """
+
+    init_from: str | None = None
+    init_seed: int | None = None
+    dropout_seed: int | None = None
+    adversarial: bool = False
+    eager_attention: bool = False
+
+    def options(self) -> dict[str, str]:
+        """Return the options in force by name, without their dashes, as they are written down."""
+        values = {
+            "init-from": self.init_from,
+            "consistent-init": self.init_seed,
+            "consistent-dropout": self.dropout_seed,
+            "adversarial": self.adversarial or None,
+            "eager-attention": self.eager_attention or None,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
 class Settings(Record, frozen=True, kw_only=True):
     """The options of one recording, as the launcher resolved them.
 
@@ -40,6 +65,7 @@ class Settings(Record, frozen=True, kw_only=True):
     compress: Compress = "auto"
     strict: bool = False
     dry_run: bool = False
+    start: Start = Start()
 
 
 def encode(settings: Settings) -> str:

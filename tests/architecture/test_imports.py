@@ -19,7 +19,7 @@ LAYERS = """
     | tracer.geometry
   < tracer.placements
   < tracer.reader | tracer.writer | tracer.hooks
-  < tracer.staging
+  < tracer.staging | tracer.start
   < tracer.quota
   < tracer.recorder
   < tracer.faults | tracer.dry_run

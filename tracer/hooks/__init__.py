@@ -21,10 +21,14 @@ __all__ = ["Hooks", "Sink", "guard", "install"]
 
 
 class Hooks:
-    """The hooks of one recording: ``finish`` when the program ends, ``remove`` to undo everything."""
+    """The hooks of one recording: ``finish`` when the program ends, ``remove`` to undo everything.
 
-    def __init__(self, session: Session, gradients: Gradients) -> None:
-        self._session = session
+    ``session`` and ``modules`` are for what changes the run at its user's request (``tracer.start``).
+    """
+
+    def __init__(self, session: Session, gradients: Gradients, modules: Modules) -> None:
+        self.session = session
+        self.modules = modules
         self._gradients = gradients
 
     @guard.guard("finish")
@@ -35,7 +39,7 @@ class Hooks:
     def remove(self) -> None:
         """Take out every hook and patch; tensors recorded so far are not affected."""
         guard.disarm()
-        self._session.patches.undo()
+        self.session.patches.undo()
 
 
 def install(sink: Sink) -> Hooks:
@@ -66,4 +70,4 @@ def install(sink: Sink) -> Hooks:
         source.install(session)
     session.patches.bind()
     guard.arm(sink)
-    return Hooks(session, gradients)
+    return Hooks(session, gradients, modules)

@@ -149,6 +149,16 @@ class Names:
         """Tell whether the module is a pipeline's stage."""
         return any(root.stage is not None and root.module() is module for root in self._roots)
 
+    def owned(self) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+        """Yield (module, own name, tensor) of each parameter and buffer of the known roots, once each."""
+        seen: set[int] = set()
+        for root in [root.module() for root in self._roots]:
+            for module in root.modules() if root is not None else ():
+                for own, tensor in _named_tensors(module):
+                    if id(tensor) not in seen:
+                        seen.add(id(tensor))
+                        yield module, own, tensor
+
     def refresh(self) -> None:
         """Look through the known roots again: modules may have been added, replaced or wrapped."""
         self._roots = [root for root in self._roots if root.module() is not None]

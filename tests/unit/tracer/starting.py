@@ -1,0 +1,25 @@
+"""Records in memory what a program does that was asked to begin elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tensortrace.tracer import hooks, start
+from tensortrace.tracer.settings import Start
+from tests.memory_sink import MemorySink
+
+
+@contextmanager
+def started(asked: Start) -> Iterator[MemorySink]:
+    """Record the body in memory, begun as asked; an error of a hook fails the test."""
+    sink = MemorySink()
+    installed = hooks.install(sink)
+    try:
+        start.install(installed, asked)
+        yield sink
+        installed.finish()
+    finally:
+        installed.remove()
+    if sink.failures:
+        raise sink.failures[0][1]

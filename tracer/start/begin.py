@@ -1,0 +1,21 @@
+"""Changes where a run begins, right before its initial state is recorded."""
+
+from __future__ import annotations
+
+from tensortrace.tracer.hooks import Hooks
+from tensortrace.tracer.settings import Start
+from tensortrace.tracer.start.fill import fill
+
+
+def install(hooks: Hooks, start: Start) -> None:
+    """See to it that the run begins as asked; called once, right after the hooks were installed.
+
+    Parameters are set when the first window opens: by then wrappers have broadcast, sharded and moved
+    what they will, and nothing has been computed from them. What can't be done ends the program.
+    """
+    session = hooks.session
+    if start.init_from is not None or start.dropout_seed is not None:
+        raise NotImplementedError("--init-from and --consistent-dropout are not built yet")
+    if start.init_seed is not None:
+        seed = start.init_seed
+        session.clock.before_first.insert(0, lambda: fill(session, seed, adversarial=start.adversarial))

@@ -1,0 +1,67 @@
+"""``--consistent-init``: gives parameters values that depend on their names and global indices alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tensortrace.tracer.copies import unobserved
+from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.notices import say
+from tensortrace.tracer.start.places import Place, locate
+from tensortrace.tracer.start.refusal import rank, refuse
+from tensortrace.tracer.start.values import RUNNING, Recipe, draw, recipe
+
+
+def fill(session: Session, seed: int, *, adversarial: bool) -> None:
+    """Set every parameter, and the running statistics of norms; ends the program where one can't be set."""
+    session.names.adopt(owned_by_optimizers(session))
+    with torch.no_grad(), unobserved():
+        _refuse_copies(session)
+        vocabularies = _vocabularies(session)
+        filled, left = 0, 0
+        for module, own, tensor in session.names.owned():
+            name = session.names.tensor(tensor).name
+            if own in module._buffers and own not in RUNNING:
+                left += 1
+                continue
+            place = locate(session, name, module, tensor)
+            how = _recipe(module, own, place, vocabularies)
+            place.write(draw(seed, name, how, place.indices(), adversarial=adversarial))
+            filled += 1
+    say(f"rank {rank()}: --consistent-init {seed} set {filled} tensors{_rest(left)}; this changes the run")
+
+
+def owned_by_optimizers(session: Session) -> list[torch.Tensor]:
+    """Return the parameters of all live optimizers."""
+    return [p for o in session.optimizers for group in o.param_groups for p in group["params"]]
+
+
+def _recipe(module: nn.Module, own: str, place: Place, vocabularies: frozenset[int]) -> Recipe:
+    if own in RUNNING:
+        return Recipe(RUNNING[own], place.global_shape)
+    tokens = bool(place.global_shape) and place.global_shape[0] in vocabularies
+    return recipe(module, own, place.global_shape, vocabulary=tokens)
+
+
+def _vocabularies(session: Session) -> frozenset[int]:
+    """Return the number of rows of every embedding: a matrix with as many rows is its output side."""
+    return frozenset(
+        module.num_embeddings for module, _, _ in session.names.owned() if isinstance(module, nn.Embedding)
+    )
+
+
+def _refuse_copies(session: Session) -> None:
+    """End the program where an optimizer updates copies (masters): they would overwrite what was set."""
+    owned = {id(tensor) for _, _, tensor in session.names.owned()}
+    copies = [p for p in owned_by_optimizers(session) if id(p) not in owned]
+    if copies:
+        name = session.names.tensor(copies[0]).name
+        refuse(
+            f"{name}: an optimizer updates {len(copies)} tensors that no module owns (master copies?), "
+            "which --consistent-init cannot set"
+        )
+
+
+def _rest(left: int) -> str:
+    return f" and left {left} buffers as they were" if left else ""

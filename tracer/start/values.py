@@ -1,0 +1,92 @@
+"""What values parameters get: by role and global shape only, so that every layout agrees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from tensortrace.tracer.start.generator import key_of, uniform
+
+Role = Literal["matrix", "scale", "bias", "mean"]
+"""``matrix``: two dimensions or more. ``scale``: around one. ``bias`` and ``mean`` (running): never zero."""
+
+RUNNING: dict[str, Role] = {"running_mean": "mean", "running_var": "scale"}
+"""The buffers that are state; any other (a mask, frequencies) is a constant that the program computes."""
+
+_CHUNK = 1 << 20
+
+
+class Recipe(NamedTuple):
+    """How one tensor is filled. ``fan_in`` is 1 where it isn't a matrix; ``vocabulary``: rows are tokens."""
+
+    role: Role
+    global_shape: tuple[int, ...]
+    fan_in: int = 1
+    vocabulary: bool = False
+
+
+def recipe(
+    module: nn.Module, own_name: str, global_shape: tuple[int, ...], *, vocabulary: bool = False
+) -> Recipe:
+    """Return how a parameter is filled: of a vector only its name tells a bias from a scale."""
+    if len(global_shape) >= 2:
+        return Recipe("matrix", global_shape, _fan_in(module, global_shape), vocabulary)
+    is_bias = "bias" in own_name or own_name == "beta"
+    return Recipe("bias" if is_bias else "scale", global_shape)
+
+
+def _fan_in(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Return how many terms an output sums; of a stack of matrices, the longer of their sides."""
+    if len(shape) == 2 or isinstance(module, nn.modules.conv._ConvNd):
+        return max(math.prod(shape[1:]), 1)
+    return max(*shape[-2:], 1)
+
+
+def draw(
+    seed: int, name: str, how: Recipe, indices: Iterator[torch.Tensor], *, adversarial: bool
+) -> Iterator[torch.Tensor]:
+    """Yield the values (float64) at flat global indices (int64), piece by piece."""
+    key = key_of(seed, "init", name)
+    for index in indices:
+        signed = uniform(key, index) * 2 - 1
+        yield _adversarial(key, how, index, signed) if adversarial else _plain(how, signed)
+
+
+def _plain(how: Recipe, signed: torch.Tensor) -> torch.Tensor:
+    if how.role == "matrix":
+        return signed * math.sqrt(3 / how.fan_in)
+    if how.role == "scale":
+        return 1 + signed / 4
+    return (signed + torch.where(signed < 0, -1.0, 1.0)) / 16
+
+
+def _adversarial(key: int, how: Recipe, index: torch.Tensor, signed: torch.Tensor) -> torch.Tensor:
+    """Return values that make mistakes of meaning large.
+
+    The first half of a row of a matrix is lifted and the second lowered, so that partial sums over a shard
+    of the columns are large and cancel only when all are added. Rows grow from one half to one and a half,
+    so that no two heads or blocks are alike; the last eighth of a vocabulary is four times as large, so
+    that maxima lie on the last shard. Biases are positive and large, so that one added twice is seen.
+    """
+    if how.role == "scale":
+        return 1 + signed / 2
+    if how.role != "matrix":
+        return 0.75 + signed / 4
+    rows, columns = how.global_shape[0], max(math.prod(how.global_shape[1:]), 1)
+    row, column = index // columns, index % columns
+    grow = 0.5 + (row.to(torch.float64) + 0.5) / rows
+    if how.vocabulary:
+        grow = torch.where(row >= rows - -(-rows // 8), 4.0, grow)
+    half = torch.where(column < columns // 2, 1.0, -1.0).to(torch.float64)
+    turn = torch.where(uniform(key_of(key, "row"), row) < 0.5, -1.0, 1.0).to(torch.float64)
+    return math.sqrt(3 / how.fan_in) * grow * (signed + half * turn) / 2
+
+
+def chunks(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield [start, stop) in pieces that keep the memory of drawing small."""
+    for first in range(start, stop, _CHUNK):
+        yield first, min(first + _CHUNK, stop)
