@@ -249,6 +249,10 @@ class Clock:
         replays = (replay for replay in reversed(self._local.regions) if isinstance(replay, Replay))
         return next((replay.region.scope for replay in replays), "")
 
+    def in_region(self) -> bool:
+        """Tell whether a pass of a checkpointed region is running on this thread."""
+        return bool(self._local.regions)
+
     def gradients_arrive(self) -> bool:
         """Tell whether backward will bring gradients to the tensors of the running forward."""
         regions = self._local.regions

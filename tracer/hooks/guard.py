@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
+<<<<<<< HEAD
 from collections.abc import Callable
+=======
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+>>>>>>> 0799472 (Start: --consistent-dropout and --eager-attention draw masks by row, position, step and call)
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -42,6 +47,11 @@ def disarm() -> None:
 def inject(name: str) -> None:
     """Make the hook of this name raise whenever it is called; for tests of the guard."""
     _faults.add(name)
+
+
+def alone() -> AbstractContextManager[object]:
+    """Return a context in which no hook runs on another thread; not a guard, errors go on."""
+    return _lock
 
 
 def is_active() -> bool:

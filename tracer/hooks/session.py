@@ -37,7 +37,8 @@ class StageBackward:
 class Session:
     """One recording in this process; all its methods are called inside guarded hooks.
 
-    ``on_wrapper`` runs when a wrapper's forward begins, ``on_backward`` when an outermost backward is about
+    ``on_root`` runs with what the root module is given when its forward begins, ``on_wrapper`` when a
+    wrapper's forward begins, ``on_backward`` when an outermost backward is about
     to begin, ``after_backward`` when it has ended, ``on_read`` (through ``gradients_read``) before a clip, an
     unscale or an optimizer step reads gradients. ``scope`` names the module call that this thread is in the
     middle of, "" for none and for a root's. While ``muted`` isn't 0, gradients that arrive are those
@@ -56,6 +57,7 @@ class Session:
         self.scope: Callable[[], str] = lambda: ""
         self.arrived: set[int] = set()
         self.on_read: list[Callable[[], None]] = []
+        self.on_root: list[Callable[[Moment, list[tuple[str, torch.Tensor]]], None]] = []
         self.on_wrapper: list[Callable[[Wrapper, nn.Module], None]] = []
         self.on_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[], None]] = []

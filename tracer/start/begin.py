@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
+
 from tensortrace.tracer.hooks import Hooks
 from tensortrace.tracer.settings import Start
+from tensortrace.tracer.start import attention
+from tensortrace.tracer.start.dropout import Dropout
 from tensortrace.tracer.start.fill import fill
 
 
@@ -14,8 +18,13 @@ def install(hooks: Hooks, start: Start) -> None:
     what they will, and nothing has been computed from them. What can't be done ends the program.
     """
     session = hooks.session
-    if start.init_from is not None or start.dropout_seed is not None:
-        raise NotImplementedError("--init-from and --consistent-dropout are not built yet")
+    if start.init_from is not None:
+        raise NotImplementedError("--init-from is not built yet")
+    if start.dropout_seed is not None:
+        dropout = Dropout(hooks, start.dropout_seed)
+        attend = attention.replacement(dropout, eager=start.eager_attention)
+        session.patches.function(F.scaled_dot_product_attention, attend)
+        dropout.install()
     if start.init_seed is not None:
         seed = start.init_seed
         session.clock.before_first.insert(0, lambda: fill(session, seed, adversarial=start.adversarial))
