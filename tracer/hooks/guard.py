@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-<<<<<<< HEAD
 from collections.abc import Callable
-=======
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
->>>>>>> 0799472 (Start: --consistent-dropout and --eager-attention draw masks by row, position, step and call)
+from contextlib import AbstractContextManager
 from typing import ParamSpec, TypeVar
 
 import torch

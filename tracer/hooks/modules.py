@@ -157,7 +157,6 @@ class Modules:
             if event is not None and parent is not None:
                 parent.outputs.append(event)
 
-<<<<<<< HEAD
     def innermost(self) -> Frame | None:
         """Return the recorded call that this thread is in the middle of."""
         return next((frame for frame in reversed(self._local.stack) if frame.records), None)
@@ -167,11 +166,6 @@ class Modules:
         if frame is None:
             return self._session.clock.replayed_scope()
         return "" if frame.name.startswith("(") else frame.name  # the root, and stages of a pipeline
-=======
-    def innermost(self) -> str:
-        """Return the name of the module that is being called on this thread, the root's outside of any."""
-        return self._local.stack[-1].name if self._local.stack else ROOT
->>>>>>> 0799472 (Start: --consistent-dropout and --eager-attention draw masks by row, position, step and call)
 
     def unwind(self, frame: Frame) -> None:
         """Take a call off the stack, whether it returned, raised or was cut short; never fails."""
@@ -200,18 +194,12 @@ class Modules:
         frame.meta = self._describe(module)
         parent = self._parent(frame)
         given = tensors_of_call(args, kwargs)
-<<<<<<< HEAD
-        later_stage = frame.entered != ROOT and self._session.names.is_stage(module)
-        for slot, tensor in given if is_root and not later_stage else ():
-            self._record_root_input(tensor, frame, slot)
-=======
         if is_root and frame.entered == ROOT:
             for listener in self._session.on_root:
                 listener(frame.at, given)
-        if is_root and frame.entered == ROOT and frame.at.microbatch is not None:
-            for slot, tensor in given:
-                self._record_root_input(tensor, frame, slot)
->>>>>>> 0799472 (Start: --consistent-dropout and --eager-attention draw masks by row, position, step and call)
+        later_stage = frame.entered != ROOT and self._session.names.is_stage(module)
+        for slot, tensor in given if is_root and not later_stage else ():
+            self._record_root_input(tensor, frame, slot)
         for slot, tensor in given:
             producers, meta = self._session.producers.find(tensor), frame.meta
             if not producers and parent is not None and (parent.outputs or parent.inputs):

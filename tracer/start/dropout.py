@@ -19,7 +19,7 @@ from tensortrace.tracer.start.masks import kept, shape_of
 from tensortrace.tracer.start.numbering import Numbering
 from tensortrace.tracer.start.refusal import refuse
 from tensortrace.tracer.start.rows import Given, Rows, identify, padding_of
-from tensortrace.tracer.types import INIT_STEP
+from tensortrace.tracer.types import INIT_STEP, ROOT
 
 ALPHA = -1.7580993408473766
 """The negative saturation of SELU, which alpha dropout sets elements to."""
@@ -85,7 +85,8 @@ class Dropout:
 
     def name(self) -> str:
         """Return the name of the module that is being called."""
-        return self._modules.innermost()
+        frame = self._modules.innermost()
+        return ROOT if frame is None else frame.name
 
     def _replacing(
         self,
