@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch.nn.functional as F
 
 from tensortrace.tracer.hooks import Hooks
@@ -9,6 +11,7 @@ from tensortrace.tracer.settings import Start
 from tensortrace.tracer.start import attention
 from tensortrace.tracer.start.dropout import Dropout
 from tensortrace.tracer.start.fill import fill
+from tensortrace.tracer.start.load import load
 
 
 def install(hooks: Hooks, start: Start) -> None:
@@ -19,7 +22,8 @@ def install(hooks: Hooks, start: Start) -> None:
     """
     session = hooks.session
     if start.init_from is not None:
-        raise NotImplementedError("--init-from is not built yet")
+        path = Path(start.init_from)
+        session.clock.before_first.insert(0, lambda: load(session, path))
     if start.dropout_seed is not None:
         dropout = Dropout(hooks, start.dropout_seed)
         attend = attention.replacement(dropout, eager=start.eager_attention)

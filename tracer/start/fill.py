@@ -8,7 +8,7 @@ from torch import nn
 from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.notices import say
-from tensortrace.tracer.start.places import Place, locate
+from tensortrace.tracer.start.places import Place, indices, locate
 from tensortrace.tracer.start.refusal import rank, refuse
 from tensortrace.tracer.start.values import RUNNING, Recipe, draw, recipe
 
@@ -25,9 +25,11 @@ def fill(session: Session, seed: int, *, adversarial: bool) -> None:
             if own in module._buffers and own not in RUNNING:
                 left += 1
                 continue
-            place = locate(session, name, module, tensor)
+            place = locate(name, tensor)
+            if not tensor.is_floating_point():
+                refuse(f"{name} holds {tensor.dtype}, which has no values to draw")
             how = _recipe(module, own, place, vocabularies)
-            place.write(draw(seed, name, how, place.indices(), adversarial=adversarial))
+            place.write(draw(seed, name, how, indices(place.region), adversarial=adversarial))
             filled += 1
     say(f"rank {rank()}: --consistent-init {seed} set {filled} tensors{_rest(left)}; this changes the run")
 

@@ -3,45 +3,83 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from torch.nn.parameter import is_lazy
 
-from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.geometry import LayoutError, Region, full_region, region
+from tensortrace.tracer.placements import local_part, split
 from tensortrace.tracer.start.refusal import refuse
-from tensortrace.tracer.start.values import chunks
+
+_CHUNK = 1 << 20
 
 
 class Place(NamedTuple):
-    """A tensor that is written in place, and the global tensor it is a part of."""
+    """A plain tensor that is written in place, and the part of the global tensor that it is."""
 
     name: str
     local: torch.Tensor
-    global_shape: tuple[int, ...]
+    region: Region
 
-    def indices(self) -> Iterator[torch.Tensor]:
-        """Yield the flat global index (int64) of each local element, piece by piece, in local order."""
-        for start, stop in chunks(0, math.prod(self.global_shape)):
-            yield torch.arange(start, stop, dtype=torch.int64)
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return self.region.global_shape
 
-    def write(self, pieces: Iterator[torch.Tensor]) -> None:
-        """Overwrite the local elements, in order, with values that are rounded to the tensor's dtype."""
-        flat = torch.cat([piece.to(torch.float32).to(self.local.dtype) for piece in pieces] or [_NOTHING])
-        self.local.copy_(flat.reshape(self.local.shape))
-
-
-_NOTHING = torch.empty(0)
+    def write(self, pieces: Iterable[torch.Tensor]) -> None:
+        """Overwrite the local elements, in order; values are rounded to the tensor's dtype."""
+        found = [piece.to(self.local.dtype) for piece in pieces]
+        if found:
+            self.local.copy_(torch.cat(found).reshape(self.local.shape))
 
 
-def locate(session: Session, name: str, module: nn.Module, tensor: torch.Tensor) -> Place:
-    """Return the place of a parameter or buffer; ends the program where it cannot be known."""
+def indices(part: Region) -> Iterator[torch.Tensor]:
+    """Yield the flat global index (int64) of each local element, in local order, piece by piece."""
+    if part.flat:
+        for start, stop in part.dims[0]:
+            yield from _range(start, stop)
+    elif part.whole:
+        yield from _range(0, part.size)
+    elif part.size:
+        inner = torch.zeros(1, dtype=torch.int64)
+        for dim in range(len(part.dims) - 1, 0, -1):
+            inner = (_along(part, dim)[:, None] + inner).flatten()
+        outer = _along(part, 0)
+        for rows in outer.split(max(_CHUNK // len(inner), 1)):
+            yield (rows[:, None] + inner).flatten()
+
+
+def locate(name: str, tensor: torch.Tensor) -> Place:
+    """Return the place of a parameter, a buffer or a tensor of an optimizer's state.
+
+    Ends the program where it cannot be known, naming the tensor.
+    """
     if is_lazy(tensor) or tensor.is_meta:
         refuse(f"{name} has no memory yet: initialise it before the first forward")
-    if not tensor.is_floating_point() or tensor.layout is not torch.strided:
-        refuse(f"{name} holds {tensor.dtype} ({tensor.layout}), which has no values to draw")
     if getattr(tensor, "tensor_model_parallel", False):
-        refuse(f"{name} is a part of a bigger tensor whose layout is not known: give --layout")
-    return Place(name, tensor.detach(), tuple(tensor.shape))
+        refuse(f"{name} is a part of a bigger tensor whose layout is not known")
+    local = local_part(tensor).detach()
+    if local.layout is not torch.strided:
+        refuse(f"{name} is not a strided tensor ({local.layout})")
+    spec = split(tensor)[1]
+    if spec is None:
+        return Place(name, local, full_region(local.shape))
+    if any(placement.kind == "partial" for placement in spec.placements):
+        refuse(f"{name} is a sum over ranks, of which no rank's part can be told")
+    try:
+        return Place(name, local, region(spec.shard(), spec.mesh, tuple(local.shape)))
+    except LayoutError as error:
+        refuse(f"{name}: {error}")
+
+
+def _range(start: int, stop: int) -> Iterator[torch.Tensor]:
+    for first in range(start, stop, _CHUNK):
+        yield torch.arange(first, min(first + _CHUNK, stop), dtype=torch.int64)
+
+
+def _along(part: Region, dim: int) -> torch.Tensor:
+    """Return what the local indices along a dimension add to the flat global index."""
+    stride = math.prod(part.global_shape[dim + 1 :])
+    return torch.cat([torch.arange(a, b, dtype=torch.int64) for a, b in part.dims[dim]]) * stride

@@ -24,3 +24,8 @@ def refuse(reason: str) -> NoReturn:
 def rank() -> int:
     """Return this process's global rank, 0 where nothing is distributed."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Return how many ranks there are, 1 where nothing is distributed."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -17,8 +17,6 @@ Role = Literal["matrix", "scale", "bias", "mean"]
 RUNNING: dict[str, Role] = {"running_mean": "mean", "running_var": "scale"}
 """The buffers that are state; any other (a mask, frequencies) is a constant that the program computes."""
 
-_CHUNK = 1 << 20
-
 
 class Recipe(NamedTuple):
     """How one tensor is filled. ``fan_in`` is 1 where it isn't a matrix; ``vocabulary``: rows are tokens."""
@@ -49,11 +47,12 @@ def _fan_in(module: nn.Module, shape: tuple[int, ...]) -> int:
 def draw(
     seed: int, name: str, how: Recipe, indices: Iterator[torch.Tensor], *, adversarial: bool
 ) -> Iterator[torch.Tensor]:
-    """Yield the values (float64) at flat global indices (int64), piece by piece."""
+    """Yield the values (float32) at flat global indices (int64), piece by piece."""
     key = key_of(seed, "init", name)
     for index in indices:
         signed = uniform(key, index) * 2 - 1
-        yield _adversarial(key, how, index, signed) if adversarial else _plain(how, signed)
+        drawn = _adversarial(key, how, index, signed) if adversarial else _plain(how, signed)
+        yield drawn.to(torch.float32)
 
 
 def _plain(how: Recipe, signed: torch.Tensor) -> torch.Tensor:
@@ -84,9 +83,3 @@ def _adversarial(key: int, how: Recipe, index: torch.Tensor, signed: torch.Tenso
     half = torch.where(column < columns // 2, 1.0, -1.0).to(torch.float64)
     turn = torch.where(uniform(key_of(key, "row"), row) < 0.5, -1.0, 1.0).to(torch.float64)
     return math.sqrt(3 / how.fan_in) * grow * (signed + half * turn) / 2
-
-
-def chunks(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield [start, stop) in pieces that keep the memory of drawing small."""
-    for first in range(start, stop, _CHUNK):
-        yield first, min(first + _CHUNK, stop)
