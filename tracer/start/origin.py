@@ -12,7 +12,8 @@ import torch
 from tensortrace.tracer.errors import BadRequest, TraceError
 from tensortrace.tracer.geometry import held
 from tensortrace.tracer.geometry_cover import check, one_copy
-from tensortrace.tracer.reader import RankTrace, Trace
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.start.places import indices
 from tensortrace.tracer.types import INIT_STEP, Entry, Kind
 

@@ -47,7 +47,7 @@ def indices(part: Region) -> Iterator[torch.Tensor]:
         for dim in range(len(part.dims) - 1, 0, -1):
             inner = (_along(part, dim)[:, None] + inner).flatten()
         outer = _along(part, 0)
-        for rows in outer.split(max(_CHUNK // len(inner), 1)):
+        for rows in torch.split(outer, max(_CHUNK // len(inner), 1)):
             yield (rows[:, None] + inner).flatten()
 
 
