@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -57,6 +59,10 @@ OF_OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "sc
 """Collectives on pickled objects; the byte tensors that they exchange are nobody's boundaries."""
 
 
+LIBRARIES = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed._composable")
+"""Wrappers whose own collectives aren't the program's: what they do to gradients is recorded as that."""
+
+
 class _Local(threading.local):
     def __init__(self) -> None:
         self.depth = 0
@@ -102,7 +108,7 @@ class Collectives:
 
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or self._local.depth:
+            if torch.compiler.is_compiling() or self._local.depth or _is_torchs(sys._getframe(1)):
                 return original(*args, **kwargs)
             started = self._begin(name, operation, signature, args, kwargs)
             self._local.depth += 1
@@ -218,6 +224,10 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
+
+
+def _is_torchs(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(LIBRARIES)
 
 
 def _slots(prefix: str, values: list[object]) -> list[tuple[str, torch.Tensor]]:

@@ -75,18 +75,22 @@ class Gradients:
         session.arrived.clear()
         first, self._window_began = not self._window_began, True
         for parameter in self.parameters():
-            self._hook(parameter)
+            self._hook(parameter, parameter)
             if first and parameter.grad is not None:
                 name = session.names.tensor(parameter).name
                 session.emit(parameter.grad, at, Kind.LOCAL_GRAD, name, "start", parameter=parameter)
+        for whole, parameter in session.names.stand_ins():
+            if whole.requires_grad and whole.is_leaf:
+                self._hook(whole, parameter)
 
-    def _hook(self, parameter: torch.Tensor) -> None:
-        known = self._hooked.get(id(parameter))
-        if known is None or known() is not parameter:
-            self._hooked[id(parameter)] = weakref.ref(parameter)
-            handle = parameter.register_hook(self._hook_for(weakref.ref(parameter)))  # type: ignore[no-untyped-call]
+    def _hook(self, leaf: torch.Tensor, parameter: torch.Tensor) -> None:
+        """Watch the leaf at which the parameter's gradient arrives: itself, or what stands in for it."""
+        known = self._hooked.get(id(leaf))
+        if known is None or known() is not leaf:
+            self._hooked[id(leaf)] = weakref.ref(leaf)
+            handle = leaf.register_hook(self._hook_for(weakref.ref(parameter)))  # type: ignore[no-untyped-call]
             self._session.patches.on_undo(handle.remove)
-            _put_first(parameter, handle.id)
+            _put_first(leaf, handle.id)
 
     def _hook_for(self, parameter: weakref.ref[torch.Tensor]) -> Callable[[torch.Tensor], None]:
         """Return a hook that holds the parameter weakly: one that held it would keep it for ever."""

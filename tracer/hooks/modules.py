@@ -20,6 +20,7 @@ from tensortrace.tracer.hooks.optimizer_depth import inside_optimizer
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.hooks.walk import tensors_of_call, tensors_of_result
+from tensortrace.tracer.placements import own_class
 from tensortrace.tracer.types import ROOT, Kind, Meta
 
 
@@ -246,7 +247,7 @@ class Modules:
 
     def _describe(self, module: nn.Module) -> Meta:
         return Meta(
-            module=type(module).__name__,
+            module=own_class(module).__name__,
             training=module.training,
             grad_enabled=self._session.clock.grad_enabled(),
             autocast=_autocast_dtype(module),

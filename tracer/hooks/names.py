@@ -6,17 +6,14 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import fx, nn
 
 from tensortrace.tracer.hooks.walk import is_plain
-from tensortrace.tracer.placements import WRAPPERS
+from tensortrace.tracer.placements import own_class, stand_ins, wrapper_of
 from tensortrace.tracer.placements.pipelining import Stage
 from tensortrace.tracer.types import ROOT
-
-T = TypeVar("T", bound=torch.Tensor)
 
 ALWAYS_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
 HOLD_MODULE = frozenset({"DataParallel", "DistributedDataParallel", "DeepSpeedEngine", "Float16Module"})
@@ -117,7 +114,9 @@ class Names:
 
     def parameters(self) -> Iterator[tuple[nn.Parameter, TensorName]]:
         """Yield each parameter of the known roots once, in their order."""
-        yield from self._each(lambda root: root.parameters())
+        for parameter, name in self._each(lambda root: root.parameters()):
+            assert isinstance(parameter, nn.Parameter)
+            yield parameter, name
 
     def buffers(self) -> Iterator[tuple[torch.Tensor, TensorName]]:
         """Yield each buffer of the known roots once, in their order."""
@@ -159,6 +158,12 @@ class Names:
                         seen.add(id(tensor))
                         yield module, own, tensor
 
+    def stand_ins(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield (tensor, parameter) of what forward uses in the place of parameters of the known roots."""
+        for root in [root.module() for root in self._roots]:
+            if root is not None:
+                yield from stand_ins(root)
+
     def refresh(self) -> None:
         """Look through the known roots again: modules may have been added, replaced or wrapped."""
         self._roots = [root for root in self._roots if root.module() is not None]
@@ -174,10 +179,14 @@ class Names:
         found = self._modules.get(id(module))
         return found[1] if found is not None and found[0]() is module else None
 
-    def _each(self, of: Callable[[nn.Module], Iterator[T]]) -> Iterator[tuple[T, TensorName]]:
+    def _each(
+        self, of: Callable[[nn.Module], Iterator[torch.Tensor]]
+    ) -> Iterator[tuple[torch.Tensor, TensorName]]:
         seen: set[int] = set()
         for root in [root.module() for root in self._roots if not root.guide]:
-            for tensor in of(root) if root is not None else ():
+            swaps = _swaps(root) if root is not None else {}
+            for found in of(root) if root is not None else ():
+                tensor = swaps.get(id(found), found)
                 if id(tensor) not in seen and is_plain(tensor):
                     seen.add(id(tensor))
                     yield tensor, self.tensor(tensor)
@@ -222,7 +231,7 @@ class Names:
         taken = {root.prefix for root in self._roots if root.module() is not None}
         if "" not in taken and any(parameter.requires_grad for parameter in module.parameters()):
             return ""
-        name, number = type(_unwrapped(module)).__name__, 0
+        name, number = own_class(_unwrapped(module)).__name__, 0
         while (prefix := f"{name}.{number}" if number else name) in taken:
             number += 1
         return prefix
@@ -256,10 +265,13 @@ class Names:
         """Name what no earlier root has named: modules by their first path, tensors by all of them."""
         names: dict[int, list[str]] = {}
         tensors: dict[int, torch.Tensor] = {}
+        pairs = list(stand_ins(root))
+        swaps = {id(whole): parameter for whole, parameter in pairs}
         for path, module in _walk(root, prefix, ()):
             if id(module) not in self._modules:
                 self._modules[id(module)] = (weakref.ref(module), _describe(path, module))
-            for own, tensor in _named_tensors(module):
+            for own, found_there in _named_tensors(module):
+                tensor = swaps.get(id(found_there), found_there)
                 if id(tensor) not in self._tensors:
                     tensors[id(tensor)] = tensor
                     found = names.setdefault(id(tensor), [])
@@ -267,6 +279,15 @@ class Names:
                         found.append(full)
         for key, (first, *others) in names.items():
             self._tensors[key] = (weakref.ref(tensors[key]), TensorName(first, tuple(others)))
+        for whole, parameter in pairs:
+            name = self.known(parameter)
+            if name is not None:
+                self._tensors[id(whole)] = (weakref.ref(whole), name)
+
+
+def _swaps(root: nn.Module) -> dict[int, torch.Tensor]:
+    """Return the parameter for the ``id`` of each tensor that stands in for it at the moment."""
+    return {id(whole): parameter for whole, parameter in stand_ins(root)}
 
 
 def _describe(path: str, module: nn.Module) -> ModuleName:
@@ -283,7 +304,8 @@ def _wrapped_attribute(module: nn.Module) -> str | None:
             return name
     if type(module).__name__ in HOLD_MODULE and "module" in children:
         return "module"
-    return next((w.child for w in WRAPPERS if w.child in children and w.matches(module)), None)
+    wrapper = wrapper_of(module)
+    return wrapper.child if wrapper is not None and wrapper.child in children else None
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -102,6 +102,8 @@ class Reductions:
                 self._due[key] = (reference, wrapper)
                 continue
             layout = wrapper.layout(module)
+            if layout is None:
+                continue
             self.record(parameters, op=layout.op, ranks=layout.mesh.ranks)
 
 

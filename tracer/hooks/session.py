@@ -18,7 +18,7 @@ from tensortrace.tracer.hooks.order import Order
 from tensortrace.tracer.hooks.patches import Patches
 from tensortrace.tracer.hooks.producers import Producers
 from tensortrace.tracer.hooks.sink import Sink
-from tensortrace.tracer.placements import WRAPPERS, Layout, Spec, Wrapper, split
+from tensortrace.tracer.placements import OF_SAMPLES, Layout, Spec, Wrapper, split, wrapper_of
 from tensortrace.tracer.types import Kind, Mesh, Meta, Shard
 
 
@@ -119,7 +119,7 @@ class Session:
 
     def note_layout(self, module: nn.Module) -> Wrapper | None:
         """Where the module is a wrapper, note the layout of what it wraps, and return the wrapper."""
-        wrapper = next((wrapper for wrapper in WRAPPERS if wrapper.matches(module)), None)
+        wrapper = wrapper_of(module)
         if wrapper is not None and self._layout_of(module) is None:
             self._note_layout(wrapper, module)
         return wrapper
@@ -140,9 +140,11 @@ class Session:
 
     def _note_layout(self, wrapper: Wrapper, module: nn.Module) -> None:
         layout = wrapper.layout(module)
+        if layout is None:
+            return
         self._declare(layout.mesh_name, layout.mesh)
         self._sample_layout = self._sample_layout or layout
-        for thing in (module, *module.parameters(), *module.buffers()):
+        for thing in (module, *wrapper.members(module)):
             self._layouts[id(thing)] = (weakref.ref(thing), layout)
 
     def _layout_of(self, thing: object) -> Layout | None:
@@ -189,9 +191,6 @@ class Session:
         if name not in self._meshes:
             self._meshes.add(name)
             self.sink.mesh(name, mesh)
-
-
-OF_SAMPLES = frozenset({Kind.INPUT, Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOSS})
 
 
 def group_ranks(group: object) -> tuple[int, ...]:

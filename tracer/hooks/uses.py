@@ -38,8 +38,7 @@ def watch(
 
 
 def _is_tied(session: Session, parameter: torch.Tensor) -> bool:
-    known = session.names.known(parameter)
-    return known is not None and bool(known.aliases)
+    return bool(session.names.tensor(parameter).aliases)
 
 
 def _edges_to(parameter: torch.Tensor, result: object, stop: set[Node]) -> Iterator[tuple[Node, int]]:

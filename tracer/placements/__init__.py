@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
-from tensortrace.tracer.placements.base import Layout, Wrapper
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from tensortrace.tracer.placements.base import OF_SAMPLES, Layout, Wrapper
 from tensortrace.tracer.placements.ddp import DDP
 from tensortrace.tracer.placements.dtensor import Spec, is_dtensor, local_part, spec_of, split
+from tensortrace.tracer.placements.fully_shard import FullyShard
 
-WRAPPERS: tuple[Wrapper, ...] = (DDP(),)
+WRAPPERS: tuple[Wrapper, ...] = (DDP(), FullyShard())
 """Every wrapper whose layout is known. A new one is a new file and an entry here."""
 
-__all__ = ["WRAPPERS", "Layout", "Spec", "Wrapper", "is_dtensor", "local_part", "spec_of", "split"]
+__all__ = [
+    "OF_SAMPLES",
+    "WRAPPERS",
+    "Layout",
+    "Spec",
+    "Wrapper",
+    "is_dtensor",
+    "local_part",
+    "own_class",
+    "spec_of",
+    "split",
+    "stand_ins",
+    "wrapper_of",
+]
+
+
+def wrapper_of(module: nn.Module) -> Wrapper | None:
+    """Return the kind of wrapper that a module is, None for any other module."""
+    return next((wrapper for wrapper in WRAPPERS if wrapper.matches(module)), None)
+
+
+def own_class(module: nn.Module) -> type:
+    """Return the class that the program gave a module, before a wrapper changed it."""
+    wrapper = wrapper_of(module)
+    return type(module) if wrapper is None else wrapper.own_class(module)
+
+
+def stand_ins(root: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield (tensor, parameter) of each tensor that forward uses in the place of a parameter below a root."""
+    for module in root.modules():
+        wrapper = wrapper_of(module)
+        if wrapper is not None:
+            yield from wrapper.stand_ins(module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tensortrace.tracer import mesh as meshes
+from tensortrace.tracer.placements.base import OF_SAMPLES
 from tensortrace.tracer.types import Kind, Mesh, Placement, Shard
 
 AXIS = "dp"
-OF_SAMPLES = frozenset({Kind.INPUT, Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOSS})
 OF_PARAMETERS = frozenset(
     {
         Kind.REDUCED_GRAD,
@@ -62,6 +63,19 @@ class DDP:
     def matches(self, module: nn.Module) -> bool:
         """Tell whether the module is a DistributedDataParallel."""
         return isinstance(module, DistributedDataParallel)
+
+    def own_class(self, module: nn.Module) -> type:
+        """Return the wrapper's class."""
+        return type(module)
+
+    def members(self, module: nn.Module) -> Iterator[torch.Tensor]:
+        """Yield every parameter and buffer inside."""
+        yield from module.parameters()
+        yield from module.buffers()
+
+    def stand_ins(self, module: nn.Module) -> tuple[()]:
+        """Return nothing: forward uses the parameters themselves."""
+        return ()
 
     def layout(self, module: nn.Module) -> DataParallel:
         """Return the layout over the wrapper's process group; its first group is mesh ``ddp``."""
