@@ -181,7 +181,7 @@ LAYOUTS = {
         lambda net, mesh: sequence_parallel(net, mesh["tp"], last=Shard(-1)), (1, 2), loss_parallel=True,
         optimizer=(("foreach", False),),
     ),
-    "fsdp": Layout(lambda net, mesh: sharded(net, mesh["dp"]), (2, 1), hidden=13, dropout=0.1),
+    "fsdp": Layout(lambda net, mesh: sharded(net, mesh["dp"]), (2, 1), hidden=13),
     "fsdp_kept": Layout(
         lambda net, mesh: sharded(net, mesh["dp"], reshard_after_forward=False), (2, 1), hidden=13,
         optimizer=(("fused", True),),

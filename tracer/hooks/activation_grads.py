@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.placements import Spec
 from tensortrace.tracer.types import Kind, Meta, Shard
 
 _TOTAL = Meta(total=True)
@@ -41,10 +42,12 @@ class GradHooks:
         *,
         total: bool,
         shard: Shard | None = None,
+        spec: Spec | None = None,
     ) -> None:
         """Record the gradient that arrives at the tensor in any backward, under the activation's key.
 
-        ``shard`` is how the program says that the tensor lies, if it does.
+        ``shard`` is how the program says that the tensor lies, if it does; ``spec`` the place of the
+        gradient where a plain tensor is part of a DTensor.
         """
         if not tensor.requires_grad or not self._session.wants(Kind.ACTIVATION_GRAD, name, at):
             return
@@ -55,7 +58,7 @@ class GradHooks:
 
         def hook(gradient: torch.Tensor) -> None:
             nonlocal fired
-            if self._record(gradient, at, name, slot, None if fired else call, total, shard):
+            if self._record(gradient, at, name, slot, None if fired else call, total, shard, spec):
                 fired = True
 
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -72,6 +75,7 @@ class GradHooks:
         call: int | None,
         total: bool,
         shard: Shard | None,
+        spec: Spec | None,
     ) -> bool:
         """Record one gradient; a further backward through the same graph gets a call of its own."""
         staged = self._session.staged
@@ -82,7 +86,7 @@ class GradHooks:
             self._fired[at, name, slot] += 1
         self._session.emit(
             gradient, at, Kind.ACTIVATION_GRAD, name, slot,
-            call=call, meta=_TOTAL if total else _OWN, shard=shard,
+            call=call, meta=_TOTAL if total else _OWN, shard=shard, spec=spec,
         )  # fmt: skip
         return True
 

@@ -20,7 +20,7 @@ from tensortrace.tracer.hooks.optimizer_depth import inside_optimizer
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.hooks.walk import tensors_of_call, tensors_of_result
-from tensortrace.tracer.placements import own_class
+from tensortrace.tracer.placements import in_use, is_dtensor, own_class
 from tensortrace.tracer.types import ROOT, Kind, Meta
 
 
@@ -31,7 +31,9 @@ class Frame:
         self.name = name.name
         self.entered = name.entered or name.name
         self.left = name.left or name.name
+        self.module: int | None = None
         self.records = records
+        self.records_outputs = True
         self.opens_root = opens_root
         self.compiled = False
         self.at = Moment(0, None)
@@ -53,6 +55,7 @@ class Modules:
         self._local = _Local()
         self.grads = GradHooks(session)
         session.scope = self._scope
+        self._sees_own_outputs = False
 
     def install(self) -> None:
         """Wrap the call of every module, and of those that ``Module.compile`` compiles in place."""
@@ -126,12 +129,33 @@ class Modules:
         frame.compiled = name.compiled
         is_root = all(not outer.records for outer in stack) and not session.clock.is_recompute()
         stack.append(frame)
+        if module._forward_hooks and in_use():
+            frame.module = id(module)
+            self._see_own_outputs()
         if opens_root:
             session.clock.root_began(inside_optimizer=inside_optimizer())
         frame.at = session.clock.forward_moment()
         if frame.records:
             self._record_inputs(module, frame, args, kwargs, is_root=is_root)
         return frame
+
+    def _see_own_outputs(self) -> None:
+        """Let a global hook see what a forward itself returned, before hooks of the module change it.
+
+        A parallel style makes a plain tensor of the DTensor that its module returns, and its place is lost.
+        """
+        if not self._sees_own_outputs:
+            self._sees_own_outputs = True
+            handle = nn.modules.module.register_module_forward_hook(self._forward_returned)
+            self._session.patches.on_undo(handle.remove)
+
+    @guard("module outputs")
+    def _forward_returned(self, module: nn.Module, args: tuple[object, ...], result: object) -> None:
+        stack = self._local.stack
+        if stack and stack[-1].module == id(module):
+            if any(is_dtensor(tensor) for _, tensor in tensors_of_result(result)):
+                self._record_outputs(module, stack[-1], args, {}, result)
+                stack[-1].records_outputs = False
 
     @guard("module outputs")
     def leave(
@@ -143,6 +167,17 @@ class Modules:
         result: object,
     ) -> None:
         """Record a call's outputs."""
+        if frame.records and frame.records_outputs:
+            self._record_outputs(module, frame, args, kwargs, result)
+
+    def _record_outputs(
+        self,
+        module: nn.Module,
+        frame: Frame,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        result: object,
+    ) -> None:
         if not frame.records:
             return
         session, parent = self._session, self._parent(frame)
@@ -235,14 +270,17 @@ class Modules:
     ) -> int | None:
         session, at, name = self._session, frame.at, frame.left if is_output else frame.entered
         call = session.clock.take(at, Kind.ACTIVATION, name, slot)
+        place = session.place(tensor)
         event = session.emit(
             tensor, at, Kind.ACTIVATION, name, slot,
             call=call.number, recompute=call.recompute, producers=producers, meta=meta,
+            spec=place.own if place is not None else None,
         )  # fmt: skip
         if event is not None:
             session.producers.add(tensor, event, is_output=is_output)
         if tensor.requires_grad and session.clock.gradients_arrive() and at.microbatch is not None:
-            self.grads.watch(tensor, at, name, slot, call.number, total=not is_output)
+            own = place.gradient if place is not None else None
+            self.grads.watch(tensor, at, name, slot, call.number, total=not is_output, spec=own)
         return event
 
     def _describe(self, module: nn.Module) -> Meta:

@@ -67,6 +67,7 @@ class Names:
         self._modules: dict[int, tuple[weakref.ref[nn.Module], ModuleName]] = {}
         self._tensors: dict[int, tuple[weakref.ref[torch.Tensor], TensorName]] = {}
         self._unowned: dict[int, tuple[weakref.ref[torch.Tensor], TensorName]] = {}
+        self._stands_for: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]]] = {}
         self._unowned_count = 0
         self._standalone: set[type[nn.Module]] = set()
 
@@ -97,6 +98,14 @@ class Names:
             if found is not None and found[0]() is tensor:
                 return found[1]
         return None
+
+    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the parameter that a tensor stands in for, or the tensor itself."""
+        whole, parameter = self._stands_for.get(id(tensor), (None, None))
+        if whole is None or parameter is None or whole() is not tensor:
+            return tensor
+        found = parameter()
+        return tensor if found is None else found
 
     def by_id(self, identity: int) -> TensorName | None:
         """Return the name of the living tensor with this ``id``."""
@@ -283,6 +292,7 @@ class Names:
             name = self.known(parameter)
             if name is not None:
                 self._tensors[id(whole)] = (weakref.ref(whole), name)
+                self._stands_for[id(whole)] = (weakref.ref(whole), weakref.ref(parameter))
 
 
 def _swaps(root: nn.Module) -> dict[int, torch.Tensor]:

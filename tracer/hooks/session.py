@@ -18,7 +18,17 @@ from tensortrace.tracer.hooks.order import Order
 from tensortrace.tracer.hooks.patches import Patches
 from tensortrace.tracer.hooks.producers import Producers
 from tensortrace.tracer.hooks.sink import Sink
-from tensortrace.tracer.placements import OF_SAMPLES, Layout, Spec, Wrapper, split, wrapper_of
+from tensortrace.tracer.placements import (
+    OF_SAMPLES,
+    Layout,
+    Place,
+    Spec,
+    Wrapper,
+    in_use,
+    place_of,
+    split,
+    wrapper_of,
+)
 from tensortrace.tracer.types import Kind, Mesh, Meta, Shard
 
 
@@ -105,6 +115,10 @@ class Session:
             producers=producers,
             meta=meta,
         )
+
+    def place(self, tensor: torch.Tensor) -> Place | None:
+        """Return where a plain tensor lies that is, or was computed from, the local part of a DTensor."""
+        return place_of(tensor) if in_use() else None
 
     def wants(self, kind: Kind, name: str, at: Moment) -> bool:
         """Tell whether the boundary is selected."""

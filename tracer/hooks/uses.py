@@ -33,8 +33,9 @@ def watch(
     for parameter in module._parameters.values():
         if parameter is not None and parameter.requires_grad and _is_tied(session, parameter):
             stop = {tensor.grad_fn for _, tensor in given if tensor.grad_fn is not None}
+            owner = weakref.ref(session.names.parameter(parameter))
             for node, index in _edges_to(parameter, result, stop):
-                node.register_hook(_hook(session, weakref.ref(parameter), f"use.{name}", at, index))
+                node.register_hook(_hook(session, owner, f"use.{name}", at, index))
 
 
 def _is_tied(session: Session, parameter: torch.Tensor) -> bool:

@@ -9,8 +9,9 @@ from torch import nn
 
 from tensortrace.tracer.placements.base import OF_SAMPLES, Layout, Wrapper
 from tensortrace.tracer.placements.ddp import DDP
-from tensortrace.tracer.placements.dtensor import Spec, is_dtensor, local_part, spec_of, split
+from tensortrace.tracer.placements.dtensor import Spec, in_use, is_dtensor, local_part, spec_of, split
 from tensortrace.tracer.placements.fully_shard import FullyShard
+from tensortrace.tracer.placements.lineage import Place, place_of
 
 WRAPPERS: tuple[Wrapper, ...] = (DDP(), FullyShard())
 """Every wrapper whose layout is known. A new one is a new file and an entry here."""
@@ -19,11 +20,14 @@ __all__ = [
     "OF_SAMPLES",
     "WRAPPERS",
     "Layout",
+    "Place",
     "Spec",
     "Wrapper",
+    "in_use",
     "is_dtensor",
     "local_part",
     "own_class",
+    "place_of",
     "spec_of",
     "split",
     "stand_ins",

@@ -56,6 +56,11 @@ class _Known:
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
+def in_use() -> bool:
+    """Tell whether the program may have DTensors: whether it has imported them."""
+    return "torch.distributed.tensor" in sys.modules
+
+
 def is_dtensor(tensor: object) -> bool:
     """Tell whether the tensor is a DTensor; a program that never imported them has none."""
     if type(tensor) in PLAIN:
