@@ -65,6 +65,10 @@ from tensortrace.tracer.options import parse_start, resolve
     help="With --consistent-dropout: compute attention with dropout unfused. Changes the run.",
 )  # fmt: skip
 @click.option(
+    "--pad-id", type=int, metavar="TOKEN",
+    help="With --consistent-dropout: the token that rows are padded with at their end.",
+)  # fmt: skip
+@click.option(
     "--adversarial", is_flag=True,
     help="Draw parameters that make mistakes of meaning large (--consistent-init 0 unless given).",
 )  # fmt: skip
@@ -74,7 +78,7 @@ def command(
     exclude: tuple[str, ...], buffer: str, on_pressure: str, max_bytes: str | None, min_free: str,
     hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool,
     init_from: Path | None, consistent_init: int | None, consistent_dropout: int | None,
-    eager_attention: bool, adversarial: bool, command: tuple[str, ...],
+    eager_attention: bool, pad_id: int | None, adversarial: bool, command: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Run COMMAND and record every boundary of its training on every rank.
 
@@ -88,7 +92,7 @@ def command(
         compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
         start=parse_start(
             init_from=init_from, init_seed=consistent_init, dropout_seed=consistent_dropout,
-            adversarial=adversarial, eager_attention=eager_attention,
+            adversarial=adversarial, eager_attention=eager_attention, pad_id=pad_id,
         ),
     )  # fmt: skip
     described = None if layout is None else _checked(layout)

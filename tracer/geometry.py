@@ -118,6 +118,14 @@ def region(shard: Shard, mesh: Mesh, local_shape: Sequence[int]) -> Region:
     return found
 
 
+def placed(shard: Shard, mesh: Mesh) -> Region:
+    """Return the elements that placements give a rank, whatever tensor holds them; no boxes, not flat."""
+    _check_coordinate(shard, mesh)
+    if shard.global_shape is None:
+        raise LayoutError("a tensor is cut, but its global shape is not stated")
+    return Region(shard.global_shape, _placed(shard, mesh, shard.global_shape))
+
+
 def chunk(intervals: Intervals, count: int, index: int) -> Intervals:
     """Return the ``index``-th of ``count`` chunks of a local dimension: ceil(n / count), the last shorter."""
     total = length(intervals)

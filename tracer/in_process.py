@@ -13,7 +13,7 @@ from tensortrace.tracer import layout
 from tensortrace.tracer.errors import BadRequest
 
 if TYPE_CHECKING:
-    from tensortrace.tracer.settings import Compress, Pressure, Settings
+    from tensortrace.tracer.settings import Compress, Pressure, Settings, Start
     from tensortrace.tracer.types import Manifest
 
 
@@ -31,13 +31,15 @@ def record(
     min_free: str = "1GiB",
     compress: Compress = "auto",
     strict: bool = False,
+    start: Start | None = None,
 ) -> Iterator[None]:
     """Record what the body trains into the trace ``output``, which must not hold one yet.
 
-    The options are those of ``trace record``. Every rank of a distributed program calls this with the same
-    ``output``, once it has its rank (``init_process_group``, or a launcher's ``RANK``); no collective is
-    run. Steps, calls and names count from the beginning in each recording, and several may follow each
-    other. When the body ends, also by an exception, all is written and torch is as it was.
+    The options are those of ``trace record``; ``start`` changes where the run begins. Every rank of a
+    distributed program calls this with the same ``output``, once it has its rank (``init_process_group``, or
+    a launcher's ``RANK``); no collective is run. Steps, calls and names count from the beginning in each
+    recording, and several may follow each other. When the body ends, also by an exception, all is written
+    and torch is as it was.
 
     Raises BadRequest where an option is malformed, where this rank's part of ``output`` exists, and
     where the process is being recorded already. Later errors of the recorder end the recording only.
@@ -48,6 +50,7 @@ def record(
     settings = resolve(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude, buffer=buffer,
         on_pressure=on_pressure, max_bytes=max_bytes, min_free=min_free, compress=compress, strict=strict,
+        start=start,
     )  # fmt: skip
     if bootstrap.Guest.present is not None:
         raise BadRequest(

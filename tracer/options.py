@@ -58,6 +58,7 @@ def parse_start(
     dropout_seed: int | None,
     adversarial: bool,
     eager_attention: bool,
+    pad_id: int | None,
 ) -> Start:
     """Return how a run shall begin; raise BadRequest for options that contradict each other."""
     if init_from is not None and (init_seed is not None or adversarial):
@@ -69,10 +70,13 @@ def parse_start(
         raise BadRequest(f"option --init-from: {init_from}: no such folder")
     if eager_attention and dropout_seed is None:
         raise BadRequest("option --eager-attention", expected="--consistent-dropout beside it")
+    if pad_id is not None and dropout_seed is None:
+        raise BadRequest("option --pad-id", expected="--consistent-dropout beside it")
     return Start(
         init_from=None if init_from is None else str(init_from.absolute()),
         init_seed=0 if adversarial and init_seed is None else init_seed,
         dropout_seed=dropout_seed,
         adversarial=adversarial,
         eager_attention=eager_attention,
+        pad_id=pad_id,
     )

@@ -28,7 +28,7 @@ class Start(Record, frozen=True, kw_only=True):
     """Where a run begins, as its user asked: all of it changes the run (``docs/start.md``).
 
     ``init_from`` is the absolute path of a trace. The seeds are of ``--consistent-init`` and
-    ``--consistent-dropout``.
+    ``--consistent-dropout``, to which ``eager_attention`` and ``pad_id`` belong.
     """
 
     init_from: str | None = None
@@ -36,6 +36,7 @@ class Start(Record, frozen=True, kw_only=True):
     dropout_seed: int | None = None
     adversarial: bool = False
     eager_attention: bool = False
+    pad_id: int | None = None
 
     def options(self) -> dict[str, str]:
         """Return the options in force by name, without their dashes, as they are written down."""
@@ -45,6 +46,7 @@ class Start(Record, frozen=True, kw_only=True):
             "consistent-dropout": self.dropout_seed,
             "adversarial": self.adversarial or None,
             "eager-attention": self.eager_attention or None,
+            "pad-id": self.pad_id,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 

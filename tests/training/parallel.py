@@ -50,6 +50,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tied", action="store_true")
     parser.add_argument("--experts", action="store_true")
     parser.add_argument("--batch-norm", action="store_true")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--own-seed", action="store_true", help="each layout and rank draws its own numbers")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     parser.add_argument("--out", help="rank 0 writes losses and global weights here")
     return parser.parse_args(given)
@@ -58,9 +60,11 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def train(options: argparse.Namespace) -> Outcome:
     """Train under the layout, in the process group that is open, and return what came out."""
     shape = Shape(
-        options.depth, options.kv_heads, options.tied, options.experts, options.batch_norm, options.vocabulary
-    )
-    layout = LAYOUTS[options.layout](build(shape, getattr(torch, options.dtype)), options)
+        options.depth, options.kv_heads, options.tied, options.experts, options.batch_norm,
+        options.vocabulary, options.dropout,
+    )  # fmt: skip
+    seed = sum(options.layout.encode()) + int(os.environ.get("RANK", "0")) if options.own_seed else 0
+    layout = LAYOUTS[options.layout](build(shape, getattr(torch, options.dtype), seed), options)
     optimizer = layout.optimizer(RATE)
     losses = []
     for step in range(options.steps):

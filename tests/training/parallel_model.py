@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,30 +34,33 @@ class Shape:
     experts: bool = False
     batch_norm: bool = False
     vocabulary: int = VOCABULARY
+    dropout: float = 0.0
 
 
-def causal_mix(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> Tensor:
-    return masked_mix(query, key, value, positions, positions)
+def causal_mix(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, dropout: float = 0.0) -> Tensor:
+    return masked_mix(query, key, value, positions, positions, dropout)
 
 
-def masked_mix(query: Tensor, key: Tensor, value: Tensor, at: Tensor, of: Tensor) -> Tensor:
+def masked_mix(
+    query: Tensor, key: Tensor, value: Tensor, at: Tensor, of: Tensor, dropout: float = 0.0
+) -> Tensor:
     """Let the query at each position ``at`` see the keys at positions ``of`` that are not after it."""
     scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(HEAD_DIM)
     scores = scores.masked_fill(of[None, :] > at[:, None], -math.inf)
-    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), value)
+    return torch.einsum("bhqk,bkhd->bqhd", F.dropout(scores.softmax(-1), dropout), value)
 
 
 class Attention(nn.Module):
     """``kv`` holds, for each of its heads, the rows of the key and then those of the value."""
 
-    def __init__(self, kv_heads: int) -> None:
+    def __init__(self, kv_heads: int, dropout: float) -> None:
         super().__init__()
         self.q = nn.Linear(WIDTH, HEADS * HEAD_DIM)
         self.kv = nn.Linear(WIDTH, kv_heads * 2 * HEAD_DIM)
         self.out = nn.Linear(HEADS * HEAD_DIM, WIDTH)
         self.queries_per_head = HEADS // kv_heads
         self.first_query = 0  # of the heads that this rank computes, where its keys are all heads'
-        self.mix: Mix = causal_mix
+        self.mix: Mix = functools.partial(causal_mix, dropout=dropout)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         query = self.q(x).unflatten(-1, (-1, HEAD_DIM))
@@ -67,8 +71,9 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.gate = nn.Linear(WIDTH, HIDDEN)
         self.up = nn.Linear(WIDTH, HIDDEN)
         self.down = nn.Linear(HIDDEN, WIDTH)
@@ -78,7 +83,7 @@ class MLP(nn.Module):
         gate, up = self.gate(x), self.up(x)
         if self.exchanged:
             gate, up = up, gate
-        return self.down(F.silu(gate) * up)
+        return self.down(F.dropout(F.silu(gate) * up, self.dropout))
 
 
 class Experts(nn.Module):
@@ -109,13 +114,14 @@ class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(WIDTH)
-        self.attention = Attention(shape.kv_heads)
+        self.attention = Attention(shape.kv_heads, shape.dropout)
         self.mlp_norm = nn.LayerNorm(WIDTH)
-        self.mlp = Experts() if shape.experts else MLP()
+        self.mlp = Experts() if shape.experts else MLP(shape.dropout)
+        self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), positions)
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.dropout(self.attention(self.attention_norm(x), positions))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
 class Normalised(nn.Module):
@@ -136,6 +142,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.token: nn.Embedding | None = nn.Embedding(shape.vocabulary, WIDTH)
         self.position: nn.Embedding | None = nn.Embedding(LENGTH, WIDTH)
+        self.dropout = nn.Dropout(shape.dropout)
         self.batch_norm = Normalised() if shape.batch_norm else None
         self.layers = nn.ModuleDict({str(n): Block(shape) for n in range(shape.depth)})
         self.norm: nn.LayerNorm | None = nn.LayerNorm(WIDTH)
@@ -148,7 +155,7 @@ class Decoder(nn.Module):
         positions = self.positions(x.shape[1])
         if self.token is not None:
             assert self.position is not None
-            x = self.token(x) + self.position(positions[None, :])
+            x = self.dropout(self.token(x) + self.position(positions[None, :]))
         if self.batch_norm is not None:
             x = self.batch_norm(x)
         for layer in self.layers.values():
@@ -159,9 +166,9 @@ class Decoder(nn.Module):
         return x
 
 
-def build(shape: Shape, dtype: torch.dtype) -> Decoder:
+def build(shape: Shape, dtype: torch.dtype, seed: int = 0) -> Decoder:
     """Return the model with the weights that every layout starts from; no bias and no scale is constant."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = Decoder(shape).to(torch.float64)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -92,6 +92,7 @@ class Pipelines:
         for stage in pipelining.stages(schedule):
             session.sink.mesh(*stage.mesh())
             session.names.add_stage(stage)
+            session.pipeline = stage.ranks
             for module in stage.module.modules():
                 session.note_layout(module)
         session.clock.schedule_began(trains=pipelining.trains(schedule))

@@ -63,6 +63,7 @@ class Session:
         self.patches = Patches()
         self.optimizers: Order[Optimizer] = Order()
         self.muted = 0
+        self.pipeline: tuple[int, ...] = ()
         self.staged: StageBackward | None = None
         self.scope: Callable[[], str] = lambda: ""
         self.arrived: set[int] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,9 @@ from torch import nn
 
 from tensortrace.tracer import mesh as meshes
 from tensortrace.tracer.types import Mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 AXIS = "pp"
 SCHEDULES = "torch.distributed.pipelining.schedules"
@@ -106,3 +110,14 @@ def only_weights(held: object) -> bool:
     The first stage has none: all its gradients come from there.
     """
     return getattr(held, "stage_index", 0) != 0
+
+
+def store() -> Store | None:
+    """Return the store that the ranks found each other through, None in a torch that hides it."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    found = getattr(dist.distributed_c10d, "_get_default_store", None)
+    if found is None:
+        return None
+    shared: Store = found()
+    return shared

@@ -25,7 +25,7 @@ def install(hooks: Hooks, start: Start) -> None:
         path = Path(start.init_from)
         session.clock.before_first.insert(0, lambda: load(session, path))
     if start.dropout_seed is not None:
-        dropout = Dropout(hooks, start.dropout_seed)
+        dropout = Dropout(hooks, start.dropout_seed, padding=start.pad_id)
         attend = attention.replacement(dropout, eager=start.eager_attention)
         session.patches.function(F.scaled_dot_product_attention, attend)
         dropout.install()

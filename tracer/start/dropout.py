@@ -12,12 +12,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from tensortrace.tracer.copies import unobserved
+from tensortrace.tracer.geometry import LayoutError
 from tensortrace.tracer.hooks import Hooks, guard
 from tensortrace.tracer.hooks.clock import Moment
+from tensortrace.tracer.placements import split
+from tensortrace.tracer.placements.descent import laid_out_as
+from tensortrace.tracer.start.cuts import Unknown, starts_of
 from tensortrace.tracer.start.generator import key_of
 from tensortrace.tracer.start.masks import kept, shape_of
 from tensortrace.tracer.start.numbering import Numbering
 from tensortrace.tracer.start.refusal import refuse
+from tensortrace.tracer.start.relay import Relay
 from tensortrace.tracer.start.rows import Given, Rows, identify, padding_of
 from tensortrace.tracer.types import INIT_STEP, ROOT
 
@@ -38,14 +43,15 @@ class Site(NamedTuple):
 class Dropout:
     """Draws the masks of one process. Rows are those of the root forward that the call belongs to."""
 
-    def __init__(self, hooks: Hooks, seed: int) -> None:
+    def __init__(self, hooks: Hooks, seed: int, *, padding: int | None = None) -> None:
         self._session = hooks.session
         self._modules = hooks.modules
         self._seed = seed
         self._rows: dict[Moment, Rows] = {}
         self._used: dict[Site, Rows] = {}
         self._numbering = Numbering(hooks.session.clock)
-        self._padding: int | None = None
+        self._padding = padding
+        self._relay = Relay(hooks.session)
 
     def install(self) -> None:
         """Watch root forwards, and replace the functions that draw masks."""
@@ -75,13 +81,19 @@ class Dropout:
         """
         with guard.alone(), torch.no_grad(), unobserved():
             site, rows = self._site()
+            local, spec = split(tensor)
+            try:
+                starts = starts_of(tensor, local, spec)
+            except (Unknown, LayoutError) as error:
+                refuse(f"dropout in {site.name}: which part of the whole this is can't be told: {error}")
             key = key_of(self._seed, "dropout", site.name, site.at.step, site.number)
-            dims = tensor.shape[:2] if features else tensor.shape
-            shape = None if rows is None else shape_of(dims, rows, merged=merged)
+            dims = 2 if features else local.dim()
+            shape = rows and shape_of(local.shape[:dims], rows, starts=starts[:dims], merged=merged)
             if rows is None or shape is None:
-                refuse(_unknown(site, tuple(tensor.shape), rows))
-            stays = kept(key, p, rows, shape, tensor.device)
-            return stays.reshape(*stays.shape, *(1 for _ in tensor.shape[stays.dim() :]))
+                refuse(_unknown(site, tuple(local.shape), rows))
+            stays = kept(key, p, rows, shape, local.device)
+            stays = stays.reshape(*stays.shape, *(1 for _ in local.shape[dims:]))
+            return stays if spec is None else laid_out_as(tensor, stays.expand(local.shape).contiguous())
 
     def name(self) -> str:
         """Return the name of the module that is being called."""
@@ -111,20 +123,22 @@ class Dropout:
         name = self.name()
         site = Site(at, name, self._numbering.take(at, name))
         rows = self._used.get(site) if self._session.clock.is_recompute() else None
-        rows = rows or self._rows.get(at)
+        rows = rows or self._rows.get(at) or self._relay.take(at)
         if rows is not None:
             self._used[site] = rows
+            self._rows.setdefault(at, rows)
         return site, rows
 
     def _root_began(self, at: Moment, given: Given) -> None:
         with torch.no_grad(), unobserved():
-            rows = identify(given, self._padding)
+            rows = identify([(slot, split(tensor)[0]) for slot, tensor in given], self._padding)
         if rows is not None:
             self._rows[at] = rows
+            self._relay.give(at, rows)
 
     def _check(self) -> None:
         modules = list(dict.fromkeys(module for module, _, _ in self._session.names.owned()))
-        self._padding = padding_of(modules)
+        self._padding = padding_of(modules) if self._padding is None else self._padding
         for module in modules:
             if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
                 name = self._session.names.module(module).name
@@ -136,6 +150,7 @@ class Dropout:
         self._rows.clear()
         self._used.clear()
         self._numbering.clear()
+        self._relay.forget()
 
 
 def _scaled(tensor: torch.Tensor, stays: torch.Tensor, p: float) -> torch.Tensor:

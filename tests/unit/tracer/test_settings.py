@@ -48,7 +48,7 @@ def test_a_malformed_size_names_its_option(text: str) -> None:
 
 NOT_ASKED: dict[str, object] = {
     "init_from": None, "init_seed": None, "dropout_seed": None,
-    "adversarial": False, "eager_attention": False,
+    "adversarial": False, "eager_attention": False, "pad_id": None,
 }  # fmt: skip
 
 
