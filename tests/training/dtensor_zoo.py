@@ -268,24 +268,27 @@ def reference(layout: Layout) -> dict[str, np.ndarray]:
 
 
 def one_pass(net: Net, ids: Tensor, targets: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the output of each module and its gradient, after one forward and backward."""
-    outputs: dict[str, Tensor] = {}
+    """Yield what each module is given and returns, with the gradients, after one forward and backward."""
+    kept: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, object, Tensor], None]:
-        def hook(module: nn.Module, given: object, output: Tensor) -> None:
-            output.retain_grad()
-            outputs[name] = output
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            for slot, tensor in (("in.0", given[0]), ("out", output)):
+                if tensor.requires_grad:
+                    tensor.retain_grad()
+                    kept[f"{slot}/{name}"] = tensor
 
         return hook
 
-    handles = [module.register_forward_hook(keep(name)) for name, module in net.named_modules()]
+    named = {name or "(root)": module for name, module in net.named_modules()}
+    handles = [module.register_forward_hook(keep(name)) for name, module in named.items()]
     net.zero_grad()
     loss_of(net(ids), targets).backward()
     for handle in handles:
         handle.remove()
-    for name, output in outputs.items():
-        yield f"activation/{name or '(root)'}", output.detach()
-        yield f"activation_grad/{name or '(root)'}", output.grad
+    for name, tensor in kept.items():
+        yield f"activation/{name}", tensor.detach()
+        yield f"activation_grad/{name}", tensor.grad
 
 
 def main() -> None:

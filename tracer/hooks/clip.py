@@ -100,8 +100,8 @@ class Clipping:
     ) -> tuple[dict[str, torch.Tensor], Spec | None]:
         """Return the numbers of the event, in float64, without waiting for a device, and the norm's place.
 
-        The norm of DTensors may be a part whose reduction the program has left to the clip; the factor that
-        was applied then isn't known here, and is found by comparing a gradient with what it was.
+        The norm of DTensors may be a part whose reduction the program has left to the clip; then no rank
+        knows the factor here.
         """
         limit, spec = args[0] if args else kwargs[self._limit], None
         with unobserved():

@@ -20,7 +20,7 @@ from tensortrace.tracer.hooks.optimizer_depth import inside_optimizer
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.hooks.walk import tensors_of_call, tensors_of_result
-from tensortrace.tracer.placements import in_use, is_dtensor, own_class
+from tensortrace.tracer.placements import Place, declared_inputs, in_use, is_dtensor, own_class
 from tensortrace.tracer.types import ROOT, Kind, Meta
 
 
@@ -38,6 +38,7 @@ class Frame:
         self.compiled = False
         self.at = Moment(0, None)
         self.meta = Meta()
+        self.places: dict[str, Place] = {}
         self.inputs: list[int] = []
         self.outputs: list[int] = []
 
@@ -230,6 +231,8 @@ class Modules:
         frame.meta = self._describe(module)
         parent = self._parent(frame)
         given = tensors_of_call(args, kwargs)
+        if module._forward_pre_hooks and in_use():
+            frame.places = declared_inputs(module, given)
         if is_root and frame.entered == ROOT:
             for listener in self._session.on_root:
                 listener(frame.at, given)
@@ -251,9 +254,11 @@ class Modules:
         if producers and frame.entered != ROOT:
             return
         call = session.clock.take(frame.at, Kind.INPUT, frame.entered, slot)
+        place = session.place(tensor) or frame.places.get(slot)
         event = session.emit(
             tensor, frame.at, Kind.INPUT, frame.entered, slot,
             call=call.number, recompute=call.recompute, producers=producers, meta=frame.meta,
+            spec=place.own if place is not None else None,
         )  # fmt: skip
         if event is not None:
             session.producers.add(tensor, event, is_output=False)
@@ -270,7 +275,7 @@ class Modules:
     ) -> int | None:
         session, at, name = self._session, frame.at, frame.left if is_output else frame.entered
         call = session.clock.take(at, Kind.ACTIVATION, name, slot)
-        place = session.place(tensor)
+        place = session.place(tensor) or frame.places.get(slot)
         event = session.emit(
             tensor, at, Kind.ACTIVATION, name, slot,
             call=call.number, recompute=call.recompute, producers=producers, meta=meta,

@@ -12,6 +12,7 @@ from tensortrace.tracer.placements.ddp import DDP
 from tensortrace.tracer.placements.dtensor import Spec, in_use, is_dtensor, local_part, spec_of, split
 from tensortrace.tracer.placements.fully_shard import FullyShard
 from tensortrace.tracer.placements.lineage import Place, place_of
+from tensortrace.tracer.placements.styles import declared_inputs
 
 WRAPPERS: tuple[Wrapper, ...] = (DDP(), FullyShard())
 """Every wrapper whose layout is known. A new one is a new file and an entry here."""
@@ -23,6 +24,7 @@ __all__ = [
     "Place",
     "Spec",
     "Wrapper",
+    "declared_inputs",
     "in_use",
     "is_dtensor",
     "local_part",

@@ -114,6 +114,27 @@ def spec_of(spec: Any, placements: Any = None) -> Spec | None:
     )
 
 
+def spec_from_local(tensor: torch.Tensor, device_mesh: Any, placements: Any) -> Spec | None:
+    """Return where a plain tensor lies that ``DTensor.from_local`` is given with these placements.
+
+    A single placement is that of the only axis. Parts are taken to be of equal size, as torch does.
+    """
+    if is_dtensor(tensor):
+        return None
+    known = _mesh(device_mesh)
+    several = placements if isinstance(placements, (list, tuple)) else (placements,)
+    if known.coordinate is None or len(several) != len(known.mesh.shape):
+        return None
+    whole, counted = list(tensor.shape), []
+    for placement, size in zip(map(_placement, several), known.mesh.shape, strict=True):
+        if placement.dim is not None:
+            dim = placement.dim % max(tensor.dim(), 1)
+            whole[dim] *= size
+            placement = Placement(placement.kind, dim, placement.split_factor)
+        counted.append(placement)
+    return Spec(known.name, known.mesh, known.coordinate, tuple(counted), tuple(whole), known.roots)
+
+
 def mesh_of(device_mesh: Any) -> tuple[str, Mesh, tuple[int, ...] | None, tuple[Mesh, ...]]:
     """Return a DeviceMesh's name in the trace, its record, this rank's coordinate and the bigger meshes."""
     known = _mesh(device_mesh)

@@ -74,12 +74,13 @@ class FullyShard:
                 yield held.sharded_param
 
     def stand_ins(self, module: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield (whole parameter that forward uses, sharded parameter), of those made so far."""
+        """Yield (tensor, sharded parameter) of the whole parameters and of those that wait for backward."""
         for group in _groups(module):
             for held in group.fsdp_params:
-                whole = getattr(held, "_unsharded_param", None)
-                if whole is not None:
-                    yield whole, held.sharded_param
+                for name in ("_unsharded_param", "_sharded_post_forward_param"):
+                    tensor = getattr(held, name, None)
+                    if isinstance(tensor, torch.Tensor):
+                        yield tensor, held.sharded_param
 
     def reduces_backward(self, module: nn.Module) -> bool:
         """Tell whether a backward may follow; whether it reduces may be set until it runs."""

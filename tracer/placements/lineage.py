@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,11 +79,16 @@ def _of_gradient(node: Any, own: Spec) -> Spec:
     """Return where the gradient of a ``to_local`` lies: as declared there, else as torch takes it to lie."""
     if node.grad_placements is not None:
         return spec_of(node.dtensor_spec, node.grad_placements) or own
+    return gradient_of(own)
+
+
+def gradient_of(own: Spec) -> Spec:
+    """Return where torch takes the gradient of a local part to lie, unless it is told."""
     placements = tuple(
         Placement(kind="replicate") if placement.kind == "partial" else placement
         for placement in own.placements
     )
-    return Spec(own.mesh_name, own.mesh, own.coordinate, placements, own.global_shape, own.roots)
+    return replace(own, placements=placements)
 
 
 def _is_sharded(spec: Spec) -> bool:
