@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -33,6 +33,20 @@ class Assembled(NamedTuple):
     b: np.ndarray
     owners: tuple[Row, ...] = ()
     lengths: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of ``a``."""
+        return self.a.shape
+
+    @property
+    def exact(self) -> bool:
+        """Whether the values are integers or booleans."""
+        return self.a.dtype.kind in "iub"
+
+    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield both sides, which are one block."""
+        yield self.a, self.b
 
     def owner(self, index: tuple[int, ...]) -> Row | None:
         """Return the row of ``b`` that holds the element, None where rows do not apply."""

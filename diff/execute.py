@@ -12,12 +12,13 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.causality import Graph, Node
-from tensortrace.diff.compare import EPS, is_exact, measure
+from tensortrace.diff.compare import EPS, is_exact, measure_blocks
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps
 from tensortrace.diff.replicas import odd_members, odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.scale import WEIGHT_TOLERANCE
+from tensortrace.diff.stream import Streamed, block_of
 from tensortrace.diff.tolerance import (
     Error,
     Measured,
@@ -48,7 +49,11 @@ FloorErrors = Mapping[Node, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One executed comparison. ``assembled`` is kept only where it diverges."""
+    """One executed comparison.
+
+    ``assembled`` is kept only of origins; of a tensor too large to hold it is the block numbered ``window``,
+    which has the worst element. ``shape`` is that of the whole.
+    """
 
     node: Node
     comparison: Comparison | OneSided
@@ -59,6 +64,8 @@ class Outcome:
     assembled: Assembled | None = None
     pair: StepPair | None = None
     ranks: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    window: int | None = None
 
 
 @dataclass
@@ -148,19 +155,21 @@ class Execution:
         self.bitwise_equal += equal
 
     def _compare(
-        self, node: Node, entry: Comparison, loaded: Assembled, pair: StepPair, run_eps: float
+        self, node: Node, entry: Comparison, loaded: Assembled | Streamed, pair: StepPair, run_eps: float
     ) -> None:
-        a, b = loaded.a, loaded.b
-        if a.shape != b.shape:
-            raise NotComparable(f"global shapes differ: {list(a.shape)} in a, {list(b.shape)} in b")
+        if loaded.a.shape != loaded.b.shape:
+            shapes = f"{list(loaded.a.shape)} in a, {list(loaded.b.shape)} in b"
+            raise NotComparable(f"global shapes differ: {shapes}")
         eps = self._eps(entry, run_eps)
-        metrics = measure(a, b, eps=eps or EPS["float64"])
-        if entry.exact and metrics.equal and a.dtype.kind in "iu":  # beyond 2^53 float64 cannot tell
-            metrics = metrics if np.array_equal(a, b) else Metrics(metrics.elements, False, rel_l2=2.0**-53)
+        metrics = measure_blocks(loaded.shape, loaded.blocks(), eps=eps or EPS["float64"])
+        if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
+            same = all(np.array_equal(a, b) for a, b in loaded.blocks())
+            metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
         terms = self._terms(node, entry, pair)
-        measured = Measured(metrics, 0.0 if metrics.equal else measure_peak([(a, b)], metrics, terms), terms)
+        peak = 0.0 if metrics.equal else measure_peak(loaded.blocks(), metrics, terms)
+        measured = Measured(metrics, peak, terms)
         self._count(node, equal=metrics.equal)
-        self._remember(node, measured, a)
+        self._remember(node, measured, loaded.shape, lookup=loaded.exact)
         judgement, origin = self._judge(node, entry, measured, eps)
         self.judged.append((node, judgement))
         if judgement.ratio <= 1:
@@ -171,14 +180,21 @@ class Execution:
         role = self._role(node, own=origin == "own")
         if role == "receiver" and origin != "inputs" and self._beyond(node, measured, eps):
             role = "further"
-        kept = loaded if role == "origin" else None  # receivers are many: their tensors are let go
-        self._tell(Outcome(node, entry, role, metrics, judgement, _describe(metrics, judgement), kept, pair))
+        text = _describe(metrics, judgement)
+        window = block_of(metrics.max_abs_at or (), loaded.shape) if isinstance(loaded, Streamed) else None
+        kept: Assembled | None = None
+        if role == "origin":  # receivers are many: their tensors are let go
+            kept = loaded.window(window or 0) if isinstance(loaded, Streamed) else loaded
+        self._tell(
+            Outcome(
+                node, entry, role, metrics, judgement, text, kept, pair, shape=loaded.shape, window=window
+            )
+        )
 
-    def _remember(self, node: Node, measured: Measured, a: np.ndarray) -> None:
+    def _remember(self, node: Node, measured: Measured, shape: tuple[int, ...], *, lookup: bool) -> None:
         metrics = measured.metrics
         self.errors[node] = Error(measured.error, measured.peak, measured.size)
-        rows = math.prod(a.shape[:-1]) if a.ndim > 1 else 1
-        lookup = a.dtype.kind in "iub"
+        rows = math.prod(shape[:-1]) if len(shape) > 1 else 1
         self.row_norms[node] = 1.0 if lookup else (metrics.norm_a or 0.0) / math.sqrt(max(rows, 1))
 
     def _eps(self, entry: Comparison, run_eps: float) -> float:
@@ -210,7 +226,7 @@ class Execution:
         sides = entry.own() if entry.own else None
         if sides is None:
             return plain, "unknown"
-        own = judge_own(lambda: [sides], eps)
+        own = judge_own(sides, eps)
         if own.ratio > 1:
             return own, "own"
         return (plain if any(e.diverges for e in parents) else own), "inputs"

@@ -12,6 +12,7 @@ import numpy as np
 from tensortrace.diff.catalog import Item, Part, StepView
 from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.scale import Factors, rank_factors, scalar_factor
+from tensortrace.diff.stream import Sum, Term, one
 from tensortrace.tracer.types import Kind
 
 CLIP = "(clip)"
@@ -79,27 +80,33 @@ class Gradients:
 
     def local(self, name: str) -> dict[int, np.ndarray]:
         """Return each data cell's own sum over the window."""
-        whole = {i.cell: i.read() for i in _latest(self._window.get(name, []))}
+        return {cell: found.read() for cell, found in self.local_sums(name).items()}
+
+    def local_sums(self, name: str) -> dict[int, Sum]:
+        """Return each data cell's own sum over the window, unread."""
+        whole = {i.cell: one(i) for i in _latest(self._window.get(name, []))}
         if whole:
             return whole
-        sums: dict[int, np.ndarray] = {}
+        terms: dict[int, list[Term]] = defaultdict(list)
         for item in self._parts.get(name, []):
-            value = item.read()
-            sums[item.cell] = sums[item.cell] + value if item.cell in sums else value
-        return sums
+            terms[item.cell].append(Term(item))
+        return {cell: Sum(tuple(found)) for cell, found in terms.items()}
+
+    def window_sum(self, name: str) -> Sum | None:
+        """Return the sum of all cells' local gradients, unread."""
+        terms = [term for found in self.local_sums(name).values() for term in found.terms]
+        return Sum(tuple(terms)) if terms else None
 
     def local_items(self, name: str) -> list[Item]:
         """Return the entries of the per-microbatch local gradients, or of the window sums."""
         return self._parts.get(name) or self._window.get(name, [])
 
-    def scaled_local(self, name: str, divide_by: Callable[[Part], float]) -> np.ndarray | None:
-        """Return Σ over ranks and microbatches of the local gradient divided by each part's factor."""
-        total: np.ndarray | None = None
-        for item in self._parts.get(name, []):
-            part = Part(item.cell, "train", item.entry.microbatch or 0)
-            value = item.read().astype(np.float64) / divide_by(part)
-            total = value if total is None else total + value
-        return total
+    def scaled_local(self, name: str, divide_by: Callable[[Part], float]) -> Sum | None:
+        """Return Σ over cells and microbatches of the local gradient divided by each part's factor."""
+        parts = [
+            (Part(item.cell, "train", item.entry.microbatch or 0), item) for item in self._parts.get(name, [])
+        ]
+        return Sum(tuple(Term(item, 1.0, divide_by(part)) for part, item in parts)) if parts else None
 
     def by_microbatch(self, name: str) -> dict[int, np.ndarray]:
         """Return the local gradient of each microbatch, summed over ranks."""
@@ -176,10 +183,10 @@ class Gradients:
         """Return the gradient before clipping: the rung at which runs are compared as they are."""
         return _first(self.unclipped_copies(name))
 
-    def unclipped_value(self, name: str) -> np.ndarray | None:
-        """Return the gradient before clipping, without a loss scale that was still in it, float64."""
+    def unclipped_value(self, name: str) -> Sum | None:
+        """Return the gradient before clipping, without a loss scale that was still in it."""
         item = self.unclipped(name)
-        return None if item is None else item.read().astype(np.float64) / (self.clipped_scale or 1.0)
+        return None if item is None else Sum((Term(item, 1.0, self.clipped_scale or 1.0),))
 
     @cached_property
     def factors(self) -> Factors | None:
@@ -209,14 +216,15 @@ class Gradients:
     def _cells_of(self, name: str) -> frozenset[int]:
         return frozenset(i.cell for i in self.local_items(name))
 
-    def _local_samples(self, names: Iterable[str]) -> Iterator[tuple[dict[int, np.ndarray], np.ndarray]]:
+    def _local_samples(self, names: Iterable[str]) -> Iterator[tuple[dict[int, Sum], Sum]]:
         for name in names:
-            copies, local = self.unclipped_copies(name), self.local(name)
+            copies, local = self.unclipped_copies(name), self.local_sums(name)
             if not copies or not local or odd_ranks(copies):
                 continue  # where replicas disagree there is no one gradient to explain
-            start = self.start(name)
-            if any(np.any(v) for v in start.values()):  # leftovers are a regressor of their own
-                local = local | {-1 - rank: v for rank, v in start.items()}
+            start = {i.cell: one(i) for i in self.start_items(name)}
+            if any(block.any() for found in start.values() for block in found.blocks()):
+                # leftovers are a regressor of their own
+                local = local | {-1 - cell: found for cell, found in start.items()}
             final = self.unclipped_value(name)
             assert final is not None  # there are copies
             yield local, final
@@ -226,12 +234,12 @@ class Gradients:
         if kind not in self._factor_cache:
             pairs = ((self.rung(kind, n), self.unclipped_value(n)) for n in self.names)
             self._factor_cache[kind] = scalar_factor(
-                (x.read(), y) for x, y in pairs if x is not None and y is not None
+                (one(x), y) for x, y in pairs if x is not None and y is not None
             )
         return self._factor_cache[kind]
 
-    def canonical(self, kind: Kind, name: str, *, factor: float | None = None) -> np.ndarray | None:
-        """Return a rung's gradient with the factors still to come divided out, float64.
+    def canonical(self, kind: Kind, name: str, *, factor: float | None = None) -> Sum | None:
+        """Return a rung's gradient with the factors still to come divided out.
 
         ``factor`` replaces the measured one. A rung that the run does not have equals the rung before it.
         None where it cannot be told.
@@ -240,21 +248,20 @@ class Gradients:
             return self.unclipped_value(name)
         item = self.rung(kind, name)
         if item is not None:
-            value = item.read().astype(np.float64)
             factor = self.factor_from(kind) if factor is None else factor
-            if factor is None and not np.isfinite(value).all():
-                return value  # nothing finite measures a factor, and none would change the verdict
-            return None if factor is None else value * factor
+            if factor is None and not all(np.isfinite(block).all() for block in one(item).blocks()):
+                return one(item)  # nothing finite measures a factor, and none would change the verdict
+            return None if factor is None else one(item).scaled(factor)
         if kind == Kind.UNSCALED_GRAD:
             return self.canonical(Kind.REDUCED_GRAD, name)
         return self._combined_local(name)
 
-    def _combined_local(self, name: str) -> np.ndarray | None:
-        factors, local = self.factors_of(name), self.local(name)
-        if factors is None or not local or any(rank not in factors.by_rank for rank in local):
+    def _combined_local(self, name: str) -> Sum | None:
+        factors, local = self.factors_of(name), self.local_sums(name)
+        if factors is None or not local or any(cell not in factors.by_rank for cell in local):
             return None
-        total = sum(value.astype(np.float64) * factors.by_rank[rank] for rank, value in local.items())
-        for rank, value in self.start(name).items():  # a reduction passes leftovers on with the new part
-            factor = factors.by_rank.get(-1 - rank, factors.by_rank.get(rank, 0.0))
-            total = total + value.astype(np.float64) * factor
-        return np.asarray(total)
+        parts = [(found, factors.by_rank[cell]) for cell, found in local.items()]
+        for item in self.start_items(name):  # a reduction passes leftovers on with the new part
+            own = factors.by_rank.get(item.cell, 0.0)
+            parts.append((one(item), factors.by_rank.get(-1 - item.cell, own)))
+        return Sum(tuple(term for found, factor in parts for term in found.scaled(factor).terms))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from tensortrace.diff.cells import Cells
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.geometry import Held, LayoutError, held
-from tensortrace.tracer.geometry_blocks import place
+from tensortrace.tracer.geometry_blocks import blocks, fill, place
 from tensortrace.tracer.geometry_cover import check, copies, odd_replicas, one_copy
 from tensortrace.tracer.types import Entry, Kind, Mesh, Placement, Stats
 
@@ -94,6 +94,26 @@ class Merged:
         arrays = {m.rank: m.source.read(m.entry) for m in self.chosen}
         return place(arrays, self.parts)
 
+    def blocks(self, entry: Entry, most: int, only: int | None = None) -> Iterator[np.ndarray]:
+        """Yield the whole tensor in the boxes of ``block_grid``, of at most ``most`` elements, or one alone.
+
+        Raises as ``read`` does.
+        """
+        if self.problem:
+            raise Unplaceable(self.problem)
+        if math.prod(entry.local_shape) <= most:
+            if 0 not in entry.local_shape and not only:
+                yield self.read(entry)
+            return
+        members = {m.rank: m for m in self.chosen}
+
+        def read(rank: int, start: int, stop: int) -> np.ndarray:
+            return members[rank].source.read_range(members[rank].entry, start, stop)
+
+        for number, block in enumerate(blocks(self.parts, most)):
+            if only is None or only == number:
+                yield fill(block, read)
+
     @property
     def chosen(self) -> tuple[Member, ...]:
         """The members that are read."""
@@ -126,6 +146,10 @@ class Unlabelled:
     def stored(self, entry: Entry) -> bool:
         """Tell whether every rank's bytes are there."""
         return all(m.source.stored(m.entry) for m in self.members)
+
+    def blocks(self, entry: Entry, most: int, only: int | None = None) -> Iterator[np.ndarray]:
+        """Raise as ``read`` does."""
+        yield self.read(entry)
 
     def read(self, entry: Entry) -> np.ndarray:
         """Raise: nobody knows what the whole tensor is."""

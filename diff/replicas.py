@@ -9,6 +9,7 @@ import numpy as np
 
 from tensortrace.diff.catalog import Item
 from tensortrace.diff.logical import Merged
+from tensortrace.diff.stream import one
 
 
 def odd_ranks(copies: Sequence[Item], like: Sequence[Item] = ()) -> tuple[int, ...]:
@@ -40,12 +41,13 @@ def _nearest(copies: Sequence[Item], digests: Sequence[str], like: Sequence[Item
     first = {d: next(i for i in copies if i.entry.digest == d) for d in digests}
     if not like or any(i.entry.local_shape != like[0].entry.local_shape for i in first.values()):
         return None
-    wanted = like[0].read().astype(np.float64)
-    found = sorted((_distance(item.read(), wanted), digest) for digest, item in first.items())
-    return found[0][1] if found[0][0] * _BY_FAR < found[1][0] else None
+    found = sorted((_distance(item, like[0]), digest) for digest, item in first.items())
+    return found[0][1] if found[0][0] * _BY_FAR**2 < found[1][0] else None
 
 
-def _distance(value: np.ndarray, wanted: np.ndarray) -> float:
-    with np.errstate(invalid="ignore"):
-        found = float(np.linalg.norm(value.astype(np.float64) - wanted))
-    return found if np.isfinite(found) else np.inf
+def _distance(item: Item, wanted: Item) -> float:
+    square = 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        for x, y in zip(one(item).blocks(), one(wanted).blocks(), strict=True):
+            square += float(np.sum((x.astype(np.float64) - y) ** 2))
+    return square if np.isfinite(square) else np.inf

@@ -7,14 +7,17 @@ brought to one scale by *measured* weights before they are compared, and the wei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tensortrace.diff.catalog import Part, StepView
 from tensortrace.diff.rows import Pairing, Row
+from tensortrace.diff.stream import Readable
 from tensortrace.tracer.types import Kind
+
+_CHUNK = 1 << 18
 
 CLOSE = 2.0**-18
 """Weights are float32 products of a few factors: equal within 32 units of round-off (3.8e-6)."""
@@ -108,7 +111,7 @@ class Factors:
     residual: float
 
 
-def rank_factors(samples: Iterable[tuple[dict[int, np.ndarray], np.ndarray]]) -> Factors | None:
+def rank_factors(samples: Iterable[tuple[Mapping[int, Readable], Readable]]) -> Factors | None:
     """Return f per rank such that gradient ≈ Σ_r f_r · local_r, the median over parameters.
 
     Each sample is (local gradient per rank, gradient before clipping) of one parameter. Least squares per
@@ -125,23 +128,52 @@ def rank_factors(samples: Iterable[tuple[dict[int, np.ndarray], np.ndarray]]) ->
     return Factors(median, float(np.median([residual for _, residual in kept])))
 
 
-def _fit(local: dict[int, np.ndarray], gradient: np.ndarray) -> tuple[dict[int, float], float, float] | None:
-    """Return (factor per rank, relative residual, norm of the local gradients) of one parameter."""
+def _fit(local: Mapping[int, Readable], gradient: Readable) -> tuple[dict[int, float], float, float] | None:
+    """Return (factor per rank, relative residual, norm of the local gradients) of one parameter.
+
+    Solved from inner products, which need one pass in bounded memory. They lose half of the digits of a
+    float64, which gradients of float32 do not have: below a relative 1e-8 the residual is not told from 0.
+    """
     ranks = sorted(local)
-    matrix = np.stack([np.ravel(local[r]).astype(np.float64) for r in ranks], axis=1)
-    target = np.ravel(gradient).astype(np.float64)
-    norm, size = float(np.linalg.norm(matrix)), float(np.linalg.norm(target))
-    if not (math.isfinite(norm) and math.isfinite(size)) or len(target) < len(ranks) or not norm or not size:
+    if any(found.shape != gradient.shape for found in local.values()):
         return None
-    solution = np.linalg.lstsq(matrix / norm, target, rcond=1e-6)[0] / norm
-    residual = float(np.linalg.norm(matrix @ solution - target)) / size
+    products = np.zeros((len(ranks) + 1, len(ranks) + 1))
+    count = 0
+    with np.errstate(invalid="ignore", over="ignore"):
+        for blocks in zip(*(local[r].blocks() for r in ranks), gradient.blocks(), strict=True):
+            flat = [np.ravel(block) for block in blocks]
+            for start in range(0, flat[-1].size, _CHUNK):
+                rows = np.stack([f[start : start + _CHUNK].astype(np.float64) for f in flat])
+                products += rows @ rows.T
+            count += flat[-1].size
+    inner, towards, square = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])
+    norm, size = math.sqrt(float(np.trace(inner))), math.sqrt(square)
+    if not (math.isfinite(norm) and math.isfinite(size)) or count < len(ranks) or not norm or not size:
+        return None
+    values, vectors = np.linalg.eigh(inner / norm**2)
+    kept = values > 1e-12 * values[-1]  # singular values of 1e-6
+    basis = vectors[:, kept]
+    solution = basis @ ((basis.T @ (towards / norm**2)) / values[kept])
+    missed = square - 2 * float(solution @ towards) + float(solution @ inner @ solution)
+    residual = math.sqrt(max(missed, 0.0)) / size
     return dict(zip(ranks, (float(v) for v in solution), strict=True)), residual, norm
 
 
-def scalar_factor(samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> float | None:
+def scalar_factor(samples: Iterable[tuple[Readable, Readable]]) -> float | None:
     """Return c such that the second of each pair ≈ c · the first, the median over parameters."""
     factors = rank_factors(({0: first}, second) for first, second in samples)
     return factors.by_rank[0] if factors else None
+
+
+def projected(x: Readable, y: Readable) -> float | None:
+    """Return ⟨x,y⟩/⟨x,x⟩, None where x is zero or not finite, or shapes differ."""
+    if x.shape != y.shape:
+        return None
+    square = product = 0.0
+    for a, b in zip(x.blocks(), y.blocks(), strict=True):
+        left, right = a.astype(np.float64), b.astype(np.float64)
+        square, product = square + float(np.vdot(left, left)), product + float(np.vdot(left, right))
+    return product / square if square and math.isfinite(square) else None
 
 
 EXPLAINED = 1e-3

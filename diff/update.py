@@ -16,7 +16,7 @@ Hypers = Mapping[str, float]
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """One parameter's recorded values around one update of one run, as float64 arrays.
+    """One parameter's recorded values around one update of one run, as float64 arrays (or blocks of them).
 
     ``before`` and ``after`` are optimizer state; ``before`` is empty at the first update.
     """

@@ -82,7 +82,7 @@ def _finding(outcome: Outcome, role: str, execution: Execution) -> Finding:
         judgement=outcome.judgement,
         dtype_a=items_a[0].entry.dtype if items_a else None,
         dtype_b=items[0].entry.dtype if items and not only_a else None,
-        shape=outcome.assembled.a.shape if outcome.assembled else (),
+        shape=outcome.shape,
         source=source,
         inputs=_inputs(outcome, execution),
         evidence=_evidence(outcome),

@@ -106,19 +106,20 @@ class RankTrace:
                 reader = self._ranges[holder] = RangeReader(path, entry, blob)
         return values(entry.dtype, reader.read(path, start, stop))
 
-    def blocks(self, entry: Entry, most: int) -> Iterator[NDArray[np.generic]]:
-        """Yield the tensor in the boxes of ``block_grid``, of at most ``most`` elements each.
+    def blocks(self, entry: Entry, most: int, only: int | None = None) -> Iterator[NDArray[np.generic]]:
+        """Yield the tensor in the boxes of ``block_grid``, of at most ``most`` elements each, or one alone.
 
         Small tensors come from one read. Raises as ``read`` does.
         """
         if math.prod(entry.local_shape) <= most:
-            if 0 not in entry.local_shape:
+            if 0 not in entry.local_shape and not only:
                 yield self.read(entry)
             return
         start = 0
-        for _, shape in block_grid(entry.local_shape, most):
+        for number, (_, shape) in enumerate(block_grid(entry.local_shape, most)):
             stop = start + math.prod(shape)
-            yield self.read_range(entry, start, stop).reshape(shape)
+            if only is None or only == number:
+                yield self.read_range(entry, start, stop).reshape(shape)
             start = stop
 
     def _located(self, entry: Entry) -> tuple[Blob, Path]:

@@ -10,7 +10,7 @@ from tensortrace.diff.catalog import Slot, StepView
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.plan.comparison import replica
-from tensortrace.diff.plan.state import update_inputs
+from tensortrace.diff.plan.updates import update_inputs
 from tensortrace.diff.update import UpdateInputs, predict_state
 from tensortrace.tracer.types import INIT_STEP, Kind
 

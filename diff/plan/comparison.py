@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -11,7 +11,7 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
-from tensortrace.diff.compare import EPS
+from tensortrace.diff.compare import EPS, Sides
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.rows import Batch, Pairing, pair, read_batch
 from tensortrace.diff.scale import (
@@ -22,17 +22,16 @@ from tensortrace.diff.scale import (
     scalar_factor,
     token_weights,
 )
+from tensortrace.diff.stream import Streamed, one
 from tensortrace.tracer.types import Kind
-
-Sides = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Two sides of one boundary.
 
-    ``load`` returns both global tensors and may raise NotComparable. ``own`` returns what remains of
-    ``b - a`` after the part that the recorded inputs explain is taken away, with a per-element magnitude
+    ``load`` returns both global tensors and may raise NotComparable. ``own`` returns blocks of what remains
+    of ``b - a`` after the part that the recorded inputs explain is taken away, with a per-element magnitude
     of the terms that were summed; None where no formula is known. ``magnitude`` is the norm of the terms
     summed where that exceeds the norm of the result (cancellation). ``copies_*`` are what every rank
     holds where all should hold the same.
@@ -40,13 +39,13 @@ class Comparison:
 
     slot: Slot
     microbatch: int | None
-    load: Callable[[], Assembled]
+    load: Callable[[], Assembled | Streamed]
     items_a: tuple[Item, ...]
     items_b: tuple[Item, ...]
     parents: tuple[tuple[int | None, Slot], ...] = ()
     earlier: tuple[tuple[int | None, Slot], ...] = ()
     exact: bool = False
-    own: Callable[[], Sides | None] | None = None
+    own: Callable[[], Callable[[], Iterable[Sides]] | None] | None = None
     magnitude_of: tuple[tuple[int | None, Slot], ...] = ()
     text: str = ""
     copies_a: tuple[Item, ...] = ()
@@ -158,7 +157,7 @@ class StepPair:
         for kind in (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD):
             names = self.gradients_a.names
             sides = ((self.gradients_a.rung(kind, n), self.gradients_b.rung(kind, n)) for n in names)
-            found[kind] = scalar_factor((x.read(), y.read()) for x, y in sides if x and y)
+            found[kind] = scalar_factor((one(x), one(y)) for x, y in sides if x and y)
         return found
 
     def group(self, part: Part) -> int | None:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.gradients import CLIP, Gradients
@@ -16,6 +14,7 @@ from tensortrace.diff.plan.passes import ROWS, fitted_scale
 from tensortrace.diff.plan.weights import plan_weights, weight_refs
 from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.scale import WEIGHT_TOLERANCE
+from tensortrace.diff.stream import Streamed, one, paired, zeros
 from tensortrace.tracer.types import ROOT, Kind
 
 Ref = tuple[int | None, Slot]
@@ -129,8 +128,8 @@ def _event_parents(name: str, slot: Slot, microbatch: int | None, event: ClipEve
     return ()
 
 
-def _pair_loader(x: Item, y: Item) -> Callable[[], Assembled]:
-    return lambda: Assembled(np.asarray(x.read(), np.float64), np.asarray(y.read(), np.float64))
+def _pair_loader(x: Item, y: Item) -> Callable[[], Assembled | Streamed]:
+    return lambda: paired(one(x), one(y))
 
 
 def _plan_missing_param(name: str, side: str, pair: StepPair, plan: StepPlan) -> None:
@@ -148,10 +147,10 @@ def _plan_start(name: str, pair: StepPair, plan: StepPlan) -> None:
         return
     slot = window_slot(Kind.LOCAL_GRAD, name, "start")
 
-    def load() -> Assembled:
-        x, y = (i[0].read().astype(np.float64) if i else None for i in (a, b))
-        shape = x.shape if x is not None else y.shape if y is not None else ()
-        return Assembled(x if x is not None else np.zeros(shape), y if y is not None else np.zeros(shape))
+    def load() -> Assembled | Streamed:
+        x, y = (one(i[0]) if i else None for i in (a, b))
+        shape = x.shape if x else y.shape if y else ()
+        return paired(x or zeros(shape), y or zeros(shape))
 
     earlier = ((None, window_slot(Kind.CLIPPED_GRAD, name, "grad")),)
     plan.comparisons.append(Comparison(slot, None, load, a, b, (), earlier))
@@ -166,12 +165,12 @@ def _plan_local(name: str, pair: StepPair, plan: StepPlan) -> None:
         _plan_gap(slot, a, b, parents, plan)
         return
 
-    def load() -> Assembled:
+    def load() -> Assembled | Streamed:
         x = pair.gradients_a.scaled_local(name, lambda part: 1.0)
         y = pair.gradients_b.scaled_local(name, part_scale(pair))
         if x is None or y is None:
             raise NotComparable("local gradients were recorded only as window sums")
-        return Assembled(x, y)
+        return paired(x, y)
 
     plan.comparisons.append(Comparison(slot, None, load, a, b, parents, magnitude_of=(*outs, *ins)))
 
@@ -256,13 +255,13 @@ def _some(item: Item | None) -> tuple[Item, ...]:
     return () if item is None else (item,)
 
 
-def _canonical_loader(kind: Kind, name: str, pair: StepPair) -> Callable[[], Assembled]:
-    def load() -> Assembled:
+def _canonical_loader(kind: Kind, name: str, pair: StepPair) -> Callable[[], Assembled | Streamed]:
+    def load() -> Assembled | Streamed:
         x = pair.gradients_a.canonical(kind, name)
         y = pair.gradients_b.canonical(kind, name, factor=_shared_factor(kind, pair))
         if x is None or y is None:
             raise NotComparable("the factor from this rung to the gradient before clipping is not measurable")
-        return Assembled(x, y)
+        return paired(x, y)
 
     return load
 

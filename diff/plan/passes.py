@@ -14,6 +14,7 @@ from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.weights import weight_refs
 from tensortrace.diff.rows import Row
+from tensortrace.diff.scale import projected
 from tensortrace.tracer.types import ROOT, Kind
 
 Ref = tuple[int | None, Slot]
@@ -168,10 +169,10 @@ def fitted_scale(pair: StepPair) -> float | None:
     """Return one factor between the runs' local gradients, where token weights were not observed."""
     ratios = []
     for name in pair.gradients_a.names:
-        a, b = (sum(g.local(name).values()) for g in (pair.gradients_a, pair.gradients_b))
-        norm = float(np.vdot(a, a)) if isinstance(a, np.ndarray) else 0.0
-        if norm and isinstance(b, np.ndarray) and np.isfinite(norm):
-            ratios.append(float(np.vdot(a, b)) / norm)
+        a, b = (g.window_sum(name) for g in (pair.gradients_a, pair.gradients_b))
+        factor = projected(a, b) if a and b else None
+        if factor is not None:
+            ratios.append(factor)
     return float(np.median(ratios)) if ratios and np.median(ratios) else None
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-
-import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
-from tensortrace.diff.plan.comparison import Comparison, OneSided, Sides, StepPair, StepPlan, by_rank, replica
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, replica
 from tensortrace.diff.plan.gradients import Ref, window_slot
-from tensortrace.diff.update import UpdateInputs, predict_param, predict_state
+from tensortrace.diff.plan.updates import own_error
+from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import ROOT, Kind
 
 _STATE = (Kind.OPTIMIZER_STATE, Kind.PARAM, Kind.BUFFER)
@@ -66,8 +64,8 @@ def _comparison(
     )  # fmt: skip
 
 
-def _load(x: Item, y: Item) -> Assembled:
-    return Assembled(x.read(), y.read())
+def _load(x: Item, y: Item) -> Assembled | Streamed:
+    return paired(one(x), one(y))
 
 
 def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
@@ -95,7 +93,7 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
         )
         return
     plain = _comparison(slot, a, b, parents, earlier)
-    plan.comparisons.append(replace(plain, own=_own_error(slot, pair)))
+    plan.comparisons.append(replace(plain, own=own_error(slot, pair)))
 
 
 def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
@@ -147,107 +145,6 @@ def _inputs_of_owner(name: str, pair: StepPair) -> tuple[Ref, ...]:
                 groups = {pair.group(i.part) for i in view.items[slot] if i.part is not None}
                 found |= {(group, slot): None for group in groups}
     return tuple(found)
-
-
-def _own_error(slot: Slot, pair: StepPair) -> Callable[[], Sides | None] | None:
-    """Return how to compute what of a difference the recorded inputs of the update do not explain."""
-    if slot.kind == Kind.BUFFER or slot.slot == "start" or slot.call:
-        return None
-
-    def own() -> Sides | None:
-        sides = []
-        for view, before in ((pair.a, pair.before_a), (pair.b, pair.before_b)):
-            inputs = update_inputs(slot.name, view, before)
-            if inputs is None:
-                return None
-            expected = predict_param(inputs) if slot.kind == Kind.PARAM else predict_state(inputs, slot.slot)
-            if expected is None:
-                return None
-            actual = replica(view.items[slot]).read().astype(np.float64)
-            sides.append((_unexplained(actual, expected), np.fmax(np.abs(actual), _terms(slot, inputs))))
-        (error_a, size_a), (error_b, size_b) = sides
-        return error_b - error_a, np.fmax(size_a, size_b)  # an element that is NaN in one run is so large
-
-    return own
-
-
-def _unexplained(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return actual − expected; 0 where the formula says as well that the element is not finite."""
-    with np.errstate(invalid="ignore"):
-        difference = np.asarray(actual - expected)
-    return np.where(np.isfinite(actual) | np.isfinite(expected), difference, 0.0)
-
-
-def _terms(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
-    """Return the magnitude of the terms that an element of the result sums."""
-    if slot.kind == Kind.PARAM:
-        change = predict_param(inputs)
-        assert change is not None  # it was predicted before
-        return np.asarray(np.abs(inputs.param) + np.abs(change - inputs.param))
-    sizes = UpdateInputs(  # the formula of the magnitudes is the magnitude of its terms
-        optimizer=inputs.optimizer,
-        param=np.abs(inputs.param),
-        gradient=np.abs(inputs.gradient),
-        before={k: np.abs(v) for k, v in inputs.before.items()},
-        after=inputs.after,
-        hypers={**inputs.hypers, "maximize": 0.0},
-    )
-    terms = predict_state(sizes, slot.slot)
-    assert terms is not None
-    return terms
-
-
-def update_inputs(name: str, view: StepView, before: StepView) -> UpdateInputs | None:
-    """Return what the update of one parameter read and left, None where a part was not recorded."""
-    consumed = [
-        i
-        for i in view.items.get(window_slot(Kind.CLIPPED_GRAD, name, "grad"), ())
-        if i.entry.microbatch is None
-    ]
-    start = view.items.get(window_slot(Kind.PARAM, name, "start"), ())
-    param = start or before.items.get(window_slot(Kind.PARAM, name, "model"), ())
-    hypers, optimizer = hyperparameters(name, view)
-    if not consumed or not param or not hypers or skipped(view):
-        return None
-    shape = replica(param).entry.local_shape
-    before_, after = _states(name, before), _states(name, view)
-    elementwise = [value.shape for state in (before_, after) for value in state.values() if value.ndim]
-    if any(found != shape for found in (replica(consumed).entry.local_shape, *elementwise)):
-        return None  # factored moments, or parts of no known layout: no formula of ours
-    return UpdateInputs(
-        optimizer=optimizer,
-        param=replica(param).read().astype(np.float64),
-        gradient=replica(consumed).read().astype(np.float64),
-        before=before_,
-        after=after,
-        hypers=hypers,
-    )
-
-
-def _states(name: str, view: StepView) -> dict[str, np.ndarray]:
-    return {
-        slot.slot: replica(view.items[slot]).read().astype(np.float64)
-        for slot in view.named(Kind.OPTIMIZER_STATE, name)
-        if slot.call == 0
-    }
-
-
-def hyperparameters(name: str, view: StepView, call: int = 0) -> tuple[dict[str, float], str]:
-    """Return the hyperparameters in force for a parameter, and the class of its optimizer."""
-    found: dict[str, float] = {}
-    optimizer = ""
-    for slot, items in view.find(Kind.SCHEDULE):
-        mine = [i for i in items if name in i.entry.meta.members]  # pipeline stages have groups of their own
-        if slot.call == call and mine:
-            found[slot.slot] = float(replica(mine).read())
-            optimizer = mine[0].entry.meta.optimizer or optimizer
-    return found, optimizer
-
-
-def skipped(view: StepView) -> bool:
-    """Tell whether an optimizer skipped its step in this window."""
-    items = [i for s, found in view.find(Kind.SCHEDULE) if s.slot == "skipped" for i in found]
-    return any(int(i.read()) for i in items)
 
 
 def _plan_schedule(pair: StepPair, plan: StepPlan) -> None:

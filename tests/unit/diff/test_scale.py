@@ -15,6 +15,7 @@ from tensortrace.diff.scale import (
     row_scale,
     scalar_factor,
 )
+from tensortrace.diff.stream import Whole
 
 ONE = Part(0, "train", 0)
 R0, R1 = Part(0, "train", 0), Part(1, "train", 0)
@@ -30,13 +31,17 @@ def _batch(*parts: tuple[Part, int]) -> Batch:
     return Batch(tuple(rows), {part: Extent(count, 1) for part, count in parts})
 
 
+def fitted(samples: list[tuple[dict[int, np.ndarray], np.ndarray]]) -> Factors | None:
+    return rank_factors(({r: Whole(v) for r, v in local.items()}, Whole(g)) for local, g in samples)
+
+
 def test_a_factor_of_one_half_per_rank_is_measured_from_the_tensors() -> None:
     rng = np.random.default_rng(0)
     local = {0: rng.normal(size=50), 1: rng.normal(size=50)}
-    factors = rank_factors([(local, 0.5 * local[0] + 0.5 * local[1])])
+    factors = fitted([(local, 0.5 * local[0] + 0.5 * local[1])])
     assert factors is not None
     assert factors.by_rank == pytest.approx({0: 0.5, 1: 0.5})
-    assert factors.residual < 1e-12
+    assert factors.residual < 1e-7
 
 
 def test_one_broken_parameter_does_not_move_the_factor_of_its_class() -> None:
@@ -46,25 +51,25 @@ def test_one_broken_parameter_does_not_move_the_factor_of_its_class() -> None:
         local = {0: rng.normal(size=30), 1: rng.normal(size=30)}
         reduced = local[0] if number == 2 else 0.5 * (local[0] + local[1])
         samples.append((local, reduced))
-    factors = rank_factors(samples)
+    factors = fitted(samples)
     assert factors is not None
     assert factors.by_rank == pytest.approx({0: 0.5, 1: 0.5})
 
 
 def test_equal_local_gradients_share_the_factor() -> None:
     local = np.arange(1.0, 9.0)
-    factors = rank_factors([({0: local, 1: local}, local)])
+    factors = fitted([({0: local, 1: local}, local)])
     assert factors is not None
     assert factors.by_rank == pytest.approx({0: 0.5, 1: 0.5})
 
 
 def test_a_loss_scale_is_measured_as_one_factor() -> None:
     gradient = np.arange(1.0, 5.0)
-    assert scalar_factor([(gradient * 1024, gradient)]) == pytest.approx(1 / 1024)
+    assert scalar_factor([(Whole(gradient * 1024), Whole(gradient))]) == pytest.approx(1 / 1024)
 
 
 def test_nothing_finite_gives_no_factor() -> None:
-    assert scalar_factor([(np.array([np.inf, 1.0]), np.array([1.0, 1.0]))]) is None
+    assert scalar_factor([(Whole(np.array([np.inf, 1.0])), Whole(np.array([1.0, 1.0])))]) is None
 
 
 def test_a_correct_two_rank_program_weighs_every_token_as_one_rank_does() -> None:

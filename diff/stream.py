@@ -1,0 +1,187 @@
+"""Tensors read block by block: sums of recorded tensors, and pairs of them, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from tensortrace.diff.assemble import Assembled, NotComparable
+from tensortrace.diff.catalog import Item
+from tensortrace.diff.compare import Sides, is_exact
+from tensortrace.tracer.geometry_blocks import block_grid
+
+BLOCK_ELEMENTS = 1 << 20
+"""Elements of a block; a computation on a block holds a dozen arrays of this size."""
+
+LARGE_ELEMENTS = 16 << 20
+"""Tensors of more elements are never held as a whole."""
+
+
+def block_size(shape: Sequence[int]) -> int:
+    """Return how many elements to read at a time: it depends on the shape alone, so that blocks meet."""
+    size = math.prod(shape)
+    return BLOCK_ELEMENTS if size > 2 * BLOCK_ELEMENTS else max(size, 1)
+
+
+class Readable(Protocol):
+    """A tensor that can be read as a whole or in blocks of the grid of its shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the values are integers or booleans."""
+
+    def read(self) -> np.ndarray:
+        """Return the whole."""
+
+    def blocks(self, only: int | None = None) -> Iterator[np.ndarray]:
+        """Yield the blocks in row-major order, of ``block_size`` elements, or one block alone."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A tensor that is in memory, or that a broadcast makes of a number."""
+
+    array: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return self.array.shape
+
+    @property
+    def exact(self) -> bool:
+        """Whether the values are integers or booleans."""
+        return self.array.dtype.kind in "iub"
+
+    def read(self) -> np.ndarray:
+        """Return the array."""
+        return self.array
+
+    def blocks(self, only: int | None = None) -> Iterator[np.ndarray]:
+        """Yield views of the array, or one alone."""
+        for number, (offset, shape) in enumerate(block_grid(self.shape, block_size(self.shape))):
+            if only is None or only == number:
+                yield self.array[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
+
+
+def zeros(shape: tuple[int, ...]) -> Whole:
+    """Return zeros that take no memory."""
+    return Whole(np.broadcast_to(np.zeros(()), shape))
+
+
+class Term(NamedTuple):
+    """A recorded tensor, multiplied and divided."""
+
+    item: Item
+    times: float = 1.0
+    over: float = 1.0
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Σ item · times / over in float64; one item that is neither multiplied nor divided keeps its dtype."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first term, which is that of all."""
+        return self.terms[0].item.entry.local_shape
+
+    @property
+    def exact(self) -> bool:
+        """Whether the values are integers or booleans as they are."""
+        item, times, over = self.terms[0]
+        return len(self.terms) == 1 and times == over == 1.0 and is_exact(item.entry.dtype)
+
+    def read(self) -> np.ndarray:
+        """Return the whole sum."""
+        return self._add(term.item.read() for term in self.terms)
+
+    def blocks(self, only: int | None = None) -> Iterator[np.ndarray]:
+        """Yield the sum block by block, or one block alone."""
+        if len({term.item.entry.local_shape for term in self.terms}) > 1:
+            yield from Whole(self.read()).blocks(only)
+            return
+        for found in zip(*(item_blocks(term.item, only) for term in self.terms), strict=True):
+            yield self._add(found)
+
+    def scaled(self, factor: float) -> Sum:
+        """Return the sum times a factor, in float64."""
+        return Sum(tuple(term._replace(times=term.times * factor) for term in self.terms))
+
+    def _add(self, arrays: Iterable[np.ndarray]) -> np.ndarray:
+        total: np.ndarray | None = None
+        for (_, times, over), array in zip(self.terms, arrays, strict=True):
+            if len(self.terms) == 1 and times == over == 1.0:
+                return array
+            value = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+            value = value * times if times != 1.0 else value
+            value = value / over if over != 1.0 else value
+            total = value if total is None else total + value
+        assert total is not None  # there is a term
+        return total
+
+
+def item_blocks(item: Item, only: int | None = None) -> Iterator[np.ndarray]:
+    """Yield a recorded tensor block by block, or one block alone."""
+    return item.source.blocks(item.entry, block_size(item.entry.local_shape), only)
+
+
+def one(item: Item) -> Sum:
+    """Return a recorded tensor as it is."""
+    return Sum((Term(item),))
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Both sides of a boundary whose tensor is too large to hold; they can be gone through repeatedly."""
+
+    a: Readable
+    b: Readable
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of both sides."""
+        return self.a.shape
+
+    @property
+    def exact(self) -> bool:
+        """Whether the values are integers or booleans."""
+        return self.a.exact
+
+    def blocks(self) -> Iterator[Sides]:
+        """Yield both sides block by block."""
+        return zip(self.a.blocks(), self.b.blocks(), strict=True)
+
+    def window(self, number: int) -> Assembled:
+        """Return one block of both sides."""
+        return Assembled(next(self.a.blocks(number)), next(self.b.blocks(number)))
+
+
+def paired(a: Readable, b: Readable) -> Assembled | Streamed:
+    """Return both sides, as arrays unless they are large.
+
+    Raises NotComparable where shapes differ.
+    """
+    if a.shape != b.shape:
+        raise NotComparable(f"global shapes differ: {list(a.shape)} in a, {list(b.shape)} in b")
+    if math.prod(a.shape) > LARGE_ELEMENTS:
+        return Streamed(a, b)
+    return Assembled(a.read(), b.read())
+
+
+def block_of(index: Sequence[int], shape: Sequence[int]) -> int:
+    """Return the number of the block that holds an element."""
+    for number, (offset, size) in enumerate(block_grid(shape, block_size(shape))):
+        if all(o <= i < o + n for i, o, n in zip(index, offset, size, strict=True)):
+            return number
+    raise IndexError(f"{list(index)} in {list(shape)}")
