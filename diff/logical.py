@@ -42,12 +42,22 @@ class Source(Protocol):
     def read(self, entry: Entry) -> np.ndarray:
         """Return the tensor, of the entry's ``local_shape``."""
 
+    def blocks(self, entry: Entry, most: int, only: int | None = None) -> Iterator[np.ndarray]:
+        """Yield the tensor in the boxes of ``block_grid``, of at most ``most`` elements, or one alone."""
+
+
+class RankSource(Source, Protocol):
+    """One rank, as it recorded or as a layout file describes it."""
+
+    def read_range(self, entry: Entry, start: int, stop: int) -> np.ndarray:
+        """Return the elements [start, stop) of the flattened tensor."""
+
 
 @dataclass(frozen=True)
 class Member:
     """One rank's entry of a boundary."""
 
-    source: Source
+    source: RankSource
     entry: Entry
 
     @property

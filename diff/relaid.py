@@ -65,6 +65,7 @@ class RelaidRank(RankTrace):
 
     def __init__(self, rank: RankTrace, layout: RunLayout) -> None:
         self._base = rank
+        self._last: tuple[tuple[int, str, Shard | None], np.ndarray] | None = None
         self._taken: dict[tuple[int, str, Shard | None], tuple[Entry, Take]] = {}
         entries = tuple(new for entry in rank.entries for new in self._entries(entry, layout))
         manifest = rank.manifest
@@ -81,6 +82,15 @@ class RelaidRank(RankTrace):
         """Return the entry's part of what the rank recorded; raises as ``RankTrace.read`` does."""
         found = self._taken.get((entry.event, entry.name, entry.shard))
         return self._base.read(entry) if found is None else found[1](self._base.read(found[0]))
+
+    def read_range(self, entry: Entry, start: int, stop: int) -> np.ndarray:
+        """Return elements of the entry's flattened part; what is a view of another tensor is read whole."""
+        key = (entry.event, entry.name, entry.shard)
+        if key not in self._taken:
+            return self._base.read_range(entry, start, stop)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, np.ravel(self.read(entry)))
+        return self._last[1][start:stop]
 
     def _source(self, entry: Entry) -> Entry:
         found = self._taken.get((entry.event, entry.name, entry.shard))

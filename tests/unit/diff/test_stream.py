@@ -1,0 +1,96 @@
+"""Tensors read block by block are what they are as a whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensortrace.diff.assemble import Assembled, NotComparable
+from tensortrace.diff.catalog import Catalog, Item
+from tensortrace.diff.scale import projected, rank_factors
+from tensortrace.diff.stream import (
+    LARGE_ELEMENTS,
+    Streamed,
+    Sum,
+    Term,
+    Whole,
+    block_of,
+    block_size,
+    one,
+    paired,
+    zeros,
+)
+from tensortrace.tracer.geometry_blocks import block_grid
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.types import INIT_STEP, Kind, Mesh, Placement, Shard
+from tests.synthetic import write_trace
+
+WHOLE = np.arange(300 * 9000, dtype=np.float32).reshape(300, 9000)
+MESH = {"tp": Mesh(("tp",), (2,), (0, 1))}
+
+
+@pytest.fixture(scope="module")
+def items(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Item]:
+    """A tensor of two blocks and more, held in rows, in columns, as contributions, and in copies."""
+    kinds = {
+        "rows": (Placement("shard", dim=0), np.array_split(WHOLE, 2)),
+        "columns": (Placement("shard", dim=1), np.array_split(WHOLE, 2, axis=1)),
+        "partial": (Placement("partial", op="sum"), [WHOLE, WHOLE * 2]),
+        "copies": (Placement("replicate"), [WHOLE, WHOLE]),
+    }
+    ranks = []
+    for rank in range(2):
+        tensors = []
+        for name, (placement, values) in kinds.items():
+            shard = Shard("tp", (rank,), (placement,), WHOLE.shape)
+            fields = {"step": INIT_STEP, "microbatch": None, "kind": Kind.PARAM, "slot": "model"}
+            tensors.append((fields | {"name": name, "shard": shard}, np.ascontiguousarray(values[rank])))
+        ranks.append(tensors)
+    trace = Trace.open(write_trace(tmp_path_factory.mktemp("stream") / "t", ranks, meshes=MESH))
+    view = Catalog(trace).view(INIT_STEP)
+    return {slot.name: found[0] for slot, found in view.items.items()}
+
+
+@pytest.mark.parametrize(("name", "times"), [("rows", 1), ("columns", 1), ("partial", 3), ("copies", 1)])
+def test_blocks_of_parts_are_those_of_the_tensor(items: dict[str, Item], name: str, times: int) -> None:
+    found = list(one(items[name]).blocks())
+    grid = [shape for _, shape in block_grid(WHOLE.shape, block_size(WHOLE.shape))]
+    assert [b.shape for b in found] == grid
+    assert len(found) > 2
+    np.testing.assert_array_equal(np.concatenate(found), times * WHOLE.astype(np.float64))
+    np.testing.assert_array_equal(next(one(items[name]).blocks(1)), found[1])
+
+
+def test_a_sum_is_one_in_float64_and_a_tensor_alone_keeps_its_dtype(items: dict[str, Item]) -> None:
+    total = Sum((Term(items["rows"], 2.0), Term(items["columns"], 1.0, 4.0)))
+    assert total.read().dtype == np.float64
+    np.testing.assert_array_equal(total.read(), 2.25 * WHOLE.astype(np.float64))
+    np.testing.assert_array_equal(np.concatenate(list(total.scaled(2.0).blocks())), total.read() * 2)
+    assert next(one(items["rows"]).blocks()).dtype == np.float32
+
+
+def test_factors_are_fitted_from_blocks(items: dict[str, Item]) -> None:
+    noise = 1e6 * np.random.default_rng(0).normal(size=WHOLE.shape)  # as large as the tensor
+    target = 0.25 * WHOLE + 3.0 * noise
+    found = rank_factors([({0: one(items["columns"]), 1: Whole(noise)}, Whole(target))])
+    assert found is not None
+    assert found.by_rank == pytest.approx({0: 0.25, 1: 3.0}, rel=1e-9)
+    assert found.residual < 1e-7
+    assert projected(one(items["rows"]), one(items["partial"])) == pytest.approx(3.0)
+    assert projected(one(items["rows"]), zeros((3,))) is None
+
+
+def test_only_large_tensors_stay_unread() -> None:
+    small, large = zeros((4, 3)), zeros((LARGE_ELEMENTS + 1,))
+    assert isinstance(paired(small, small), Assembled)
+    streamed = paired(large, large)
+    assert isinstance(streamed, Streamed)
+    assert sum(x.size for x, _ in streamed.blocks()) == LARGE_ELEMENTS + 1
+    with pytest.raises(NotComparable, match=r"\[4, 3\] in a"):
+        paired(small, large)
+
+
+def test_the_block_of_an_element_is_the_one_that_holds_it() -> None:
+    index = (299, 8999)
+    number = block_of(index, WHOLE.shape)
+    assert next(Whole(WHOLE).blocks(number))[-1, -1] == WHOLE[index]
