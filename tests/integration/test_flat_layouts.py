@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Entry
+from tests import harness
 from tests.integration.layouts import Case, Ran, launch
 
 ALONE = Case("alone", 1)
@@ -116,3 +117,141 @@ def test_the_update_is_that_of_one_optimizer_over_all_parameters(runs: Runs) -> 
     consumed = runs.of(ZERO).having("clipped_grad", microbatch=None)
     assert consumed.keys() == runs.alone.having("clipped_grad", microbatch=None).keys()
     assert all(None not in found for found in consumed.values())
+
+
+SCRIPT = harness.TRAINING / "fsdp1.py"
+WAYS = {
+    "full": (True, 2),
+    "full-flat": (True, 1),
+    "grad-op": (True, 1),
+    "grad-op-flat": (True, 2),
+    "no-shard": (False, 1),
+    "no-shard-flat": (False, 2),
+}
+"""Whether parameters are sharded, and how often a step reduces: with and without ``no_sync``."""
+
+OF_WINDOW = ("param", "optimizer_state", "reduced_grad", "clipped_grad")
+
+
+class Fsdp(NamedTuple):
+    alone: Recorded
+    spread: dict[str, Recorded]
+
+
+@pytest.fixture(scope="module")
+def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Fsdp:
+    folder = tmp_path_factory.mktemp("fsdp1")
+    for ranks, expected in ((1, 1), (2, 2 * len(WAYS))):
+        done = harness.run(harness.on_ranks(ranks, SCRIPT, folder))
+        assert done.exit_code == 0, done.errors
+        told = [line.split() for line in done.output.splitlines() if line.endswith(("same", "different"))]
+        assert len(told) == expected
+        assert {line[-1] for line in told} == {"same"}, told
+    return Fsdp(Recorded(folder / "alone"), {name: Recorded(folder / name) for name in WAYS})
+
+
+def assembled(found: list[Found | None], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Put flat intervals together; each element must be covered once, or by equal replicas."""
+    total, covered = np.zeros(int(np.prod(shape))), np.zeros(int(np.prod(shape)), dtype=int)
+    for one in found:
+        if one is None:
+            continue
+        shard = one.entry.shard
+        assert shard is not None
+        assert (shard.mesh, shard.global_shape) == ("fsdp", shape)
+        if shard.placements[0].kind == "replicate":
+            assert one.value.shape == shape
+            return one.value
+        assert shard.placements[0].kind == "flat"
+        [box] = shard.boxes
+        [offset], [length] = box.offset, box.shape
+        assert one.value.shape == (length,)
+        assert length > 0
+        total[offset : offset + length] = one.value
+        covered[offset : offset + length] += 1
+    assert set(covered) == {1}
+    return total.reshape(shape)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_boundary_of_the_whole_model_is_recorded_by_some_rank(fsdp: Fsdp, way: str) -> None:
+    spread = {key for kept in fsdp.spread[way].ranks for key in kept}
+    alone = set(fsdp.alone.ranks[0])
+    beside = {"collective", "reduced_grad"}
+    assert {key for key in spread if key[2] not in beside} == {key for key in alone if key[2] not in beside}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_intervals_make_the_parameters_gradients_and_moments_of_one_rank(fsdp: Fsdp, way: str) -> None:
+    sharded, _ = WAYS[way]
+    for kind in OF_WINDOW:
+        for key, found in fsdp.spread[way].having(kind).items():
+            if kind == "reduced_grad" or key[3] == "(clip)":
+                continue
+            expected = fsdp.alone.ranks[0][key].value
+            np.testing.assert_allclose(
+                assembled(found, expected.shape), expected, rtol=1e-3, atol=1e-5, err_msg=str(key)
+            )
+            kinds = {one.entry.shard.placements[0].kind for one in found if one and one.entry.shard}
+            assert kinds == {"flat" if sharded and expected.shape else "replicate"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_local_gradient_is_each_ranks_own_before_any_reduction(fsdp: Fsdp, way: str) -> None:
+    """Both ranks' means over half the rows are twice the mean over all of them."""
+    recorded = fsdp.spread[way].having("local_grad")
+    assert {key[1] for key in recorded} == {None, 0, 1}
+    for key, found in recorded.items():
+        expected = fsdp.alone.ranks[0][key].value
+        values = []
+        for one in found:
+            assert one is not None
+            assert one.entry.shard is not None
+            assert (one.entry.shard.placements[0].kind, one.entry.shard.placements[0].op) == (
+                "partial",
+                "sum",
+            )
+            assert one.entry.shard.global_shape == one.value.shape == expected.shape
+            values.append(one.value)
+        assert not np.allclose(values[0], values[1])
+        np.testing.assert_allclose(sum(values), 2 * expected, rtol=1e-3, atol=1e-5, err_msg=str(key))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_reduced_gradient_is_what_the_wrapper_left_after_each_reduction(fsdp: Fsdp, way: str) -> None:
+    _, times = WAYS[way]
+    recorded, alone = fsdp.spread[way].having("reduced_grad"), fsdp.alone.ranks[0]
+    calls = {(step, call) for step in range(2) for call in range(times)}
+    assert {(key[0], key[5]) for key in recorded} == calls
+    for key, found in recorded.items():
+        step, microbatch, _, name, _, call = key
+        assert microbatch == (call if times == 2 else 1)
+        if call == times - 1:
+            whole = alone[step, None, "local_grad", name, "grad", 0].value
+            np.testing.assert_allclose(assembled(found, whole.shape), whole, rtol=1e-3, atol=1e-5)
+        assert {one.entry.meta.op for one in found if one} == {"fsdp"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_wrappers_own_clipping_is_a_clip_of_all_parameters(fsdp: Fsdp, way: str) -> None:
+    for step in range(2):
+        whole = fsdp.alone.ranks[0][step, 1, "clipped_grad", "(clip)", "total_norm", 0]
+        members: set[str] = set()
+        for kept in fsdp.spread[way].ranks:
+            found = kept[step, 1, "clipped_grad", "(clip)", "total_norm", 0]
+            assert found.value == pytest.approx(whole.value, rel=1e-4)
+            members |= set(found.entry.meta.members)
+        assert members == set(whole.entry.meta.members)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_samples_are_a_ranks_own_and_groups_name_every_parameter(fsdp: Fsdp, way: str) -> None:
+    whole = fsdp.alone.ranks[0][0, None, "schedule", "optimizer.0.group.0", "lr", 0]
+    for rank, kept in enumerate(fsdp.spread[way].ranks):
+        for key, found in kept.items():
+            if key[2] in ("input", "activation", "activation_grad", "loss") and key[1] is not None:
+                assert found.entry.shard is not None
+                assert [p.kind for p in found.entry.shard.placements] == ["data"]
+                assert found.entry.shard.coordinate == (rank,)
+        group = kept[0, None, "schedule", "optimizer.0.group.0", "lr", 0]
+        assert set(group.entry.meta.members) == set(whole.entry.meta.members)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensortrace.tracer.hooks import backward, checkpoint, clip, guard, loss, rng
+from tensortrace.tracer.hooks import backward, checkpoint, clip, flats, guard, loss, rng
 from tensortrace.tracer.hooks.collectives import Collectives
 from tensortrace.tracer.hooks.gradients import Gradients
 from tensortrace.tracer.hooks.living import number_living
@@ -66,6 +66,7 @@ def install(sink: Sink) -> Hooks:
     parts = (modules, Named(session, modules), Collectives(session, reductions), Pipelines(session))
     for part in (*parts, scalers, schedules, optimizers):
         part.install()
+    flats.install(session.patches)
     for source in (checkpoint, backward, loss, clip):
         source.install(session)
     session.patches.bind()

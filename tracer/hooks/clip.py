@@ -9,12 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.utils import clip_grad
 
 from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.guard import guard
+from tensortrace.tracer.hooks.imports import when_imported
+from tensortrace.tracer.hooks.patches import Patches
 from tensortrace.tracer.hooks.session import Session
-from tensortrace.tracer.placements import Spec, split
+from tensortrace.tracer.placements import Spec, fsdp, split
 from tensortrace.tracer.types import Kind, Meta
 
 EVENT = "(clip)"
@@ -79,7 +82,7 @@ class Clipping:
             return
         self._gradients(parameters, "grad", call)
         session, at = self._session, self._session.clock.backward_moment()
-        names = tuple(session.names.tensor(p).name for p in parameters if p.grad is not None)
+        names = tuple(session.flats.names(p for p in parameters if p.grad is not None))
         meta = Meta(op=self._name, members=names)
         numbers, spec = self._numbers(args, kwargs, result)
         for slot, tensor in numbers.items():
@@ -134,6 +137,23 @@ def install(session: Session) -> None:
         (clip_grad.clip_grad_value_, "clip_grad_value_", "clip_value"),
     ):
         session.patches.function(function, Clipping(session, local, name, limit).wrap(function))
+    own = Clipping(session, local, "clip_grad_norm_", "max_norm")
+    when_imported(session.patches, fsdp.MODULE, lambda module: _watch_method(own, session.patches))
+
+
+def _watch_method(clipping: Clipping, patches: Patches) -> None:
+    """Watch the method by which a wrapper clips the gradients that it has spread over ranks."""
+    owner = fsdp.fsdp_class()
+    if owner is None or not hasattr(owner, "clip_grad_norm_"):
+        return
+    original = owner.clip_grad_norm_
+
+    @functools.wraps(original)
+    def clip_grad_norm_(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        clip = clipping.wrap(lambda _, *given, **named: original(module, *given, **named))
+        return clip(list(module.parameters()), *args, **kwargs)
+
+    patches.attribute(owner, "clip_grad_norm_", clip_grad_norm_)
 
 
 def _listed(parameters: Any) -> tuple[list[torch.Tensor], Any]:

@@ -65,6 +65,7 @@ class Gradients:
         for optimizer in self._session.optimizers:
             for group in optimizer.param_groups:
                 yield from group["params"]
+        yield from self._session.flats.whole()
 
     def _open(self) -> None:
         self._window_began = False
@@ -76,7 +77,8 @@ class Gradients:
         first, self._window_began = not self._window_began, True
         for parameter in self.parameters():
             self._hook(parameter, parameter)
-            if first and parameter.grad is not None:
+            beside = len(session.flats.inside(parameter)) > 1  # the optimizer has the parameters inside
+            if first and parameter.grad is not None and not beside:
                 name = session.names.tensor(parameter).name
                 session.emit(parameter.grad, at, Kind.LOCAL_GRAD, name, "start", parameter=parameter)
         for whole, parameter in session.names.stand_ins():
@@ -105,9 +107,9 @@ class Gradients:
         session, parameter = self._session, reference()
         if session.muted or gradient is None or parameter is None:
             return
-        session.arrived.add(id(parameter))
+        session.arrived.update((id(parameter), *session.flats.inside(parameter)))
         at, name = session.clock.backward_moment(), session.names.tensor(parameter).name
-        if not session.wants(Kind.LOCAL_GRAD, name, at):
+        if not session.wants(Kind.LOCAL_GRAD, name, at, parameter):
             return
         call = session.clock.ordinal_in(at, Kind.LOCAL_GRAD, name)
         session.emit(gradient, at, Kind.LOCAL_GRAD, name, "grad", call=call, parameter=parameter)

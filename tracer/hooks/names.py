@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from tensortrace.tracer.hooks.walk import is_plain
-from tensortrace.tracer.placements import own_class, stand_ins, wrapper_of
+from tensortrace.tracer.placements import fsdp, own_class, stand_ins, wrapper_of
 from tensortrace.tracer.placements.pipelining import Stage
 from tensortrace.tracer.types import ROOT
 
@@ -68,6 +68,7 @@ class Names:
         self._tensors: dict[int, tuple[weakref.ref[torch.Tensor], TensorName]] = {}
         self._unowned: dict[int, tuple[weakref.ref[torch.Tensor], TensorName]] = {}
         self._stands_for: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[torch.Tensor]]] = {}
+        self._pieces: dict[int, tuple[weakref.ref[torch.Tensor], list[str]]] = {}
         self._unowned_count = 0
         self._standalone: set[type[nn.Module]] = set()
 
@@ -107,6 +108,11 @@ class Names:
         found = parameter()
         return tensor if found is None else found
 
+    def pieces(self, tensor: torch.Tensor) -> list[str]:
+        """Return the names of the parameters that a flat parameter is made of, none for any other."""
+        found = self._pieces.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else []
+
     def by_id(self, identity: int) -> TensorName | None:
         """Return the name of the living tensor with this ``id``."""
         found = self._tensors.get(identity) or self._unowned.get(identity)
@@ -124,8 +130,8 @@ class Names:
     def parameters(self) -> Iterator[tuple[nn.Parameter, TensorName]]:
         """Yield each parameter of the known roots once, in their order."""
         for parameter, name in self._each(lambda root: root.parameters()):
-            assert isinstance(parameter, nn.Parameter)
-            yield parameter, name
+            if isinstance(parameter, nn.Parameter):  # FSDP1 puts views in the place of some
+                yield parameter, name
 
     def buffers(self) -> Iterator[tuple[torch.Tensor, TensorName]]:
         """Yield each buffer of the known roots once, in their order."""
@@ -281,6 +287,8 @@ class Names:
                 self._modules[id(module)] = (weakref.ref(module), _describe(path, module))
             for own, found_there in _named_tensors(module):
                 tensor = swaps.get(id(found_there), found_there)
+                if fqns := fsdp.piece_names(tensor):
+                    self._pieces.setdefault(id(tensor), (weakref.ref(tensor), [_join(path, f) for f in fqns]))
                 if id(tensor) not in self._tensors:
                     tensors[id(tensor)] = tensor
                     found = names.setdefault(id(tensor), [])
@@ -346,7 +354,7 @@ def _join(path: str, name: str) -> str:
 
 def _named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     both = [*module._parameters.items(), *module._buffers.items()]
-    return [(name, tensor) for name, tensor in both if tensor is not None]
+    return [*fsdp.named_tensors(module), *((name, tensor) for name, tensor in both if tensor is not None)]
 
 
 def _full_names(path: str, module: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -129,7 +129,7 @@ class Optimizers:
         session, at = self._session, self._session.clock.window()
         for index, group in enumerate(optimizer.param_groups):
             name = f"optimizer.{number}.group.{index}"
-            members = tuple(session.names.tensor(parameter).name for parameter in group["params"])
+            members = tuple(session.flats.names(group["params"]))
             meta = Meta(members=members, optimizer=type(zero.stepping(optimizer)).__name__)
             for slot, value in _values(group):
                 session.emit(value, at, Kind.SCHEDULE, name, slot, call=call, meta=meta)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from tensortrace.tracer import mesh as meshes
 from tensortrace.tracer.hooks.clock import Clock, Moment
+from tensortrace.tracer.hooks.flats import Flats, Own
 from tensortrace.tracer.hooks.names import Names
 from tensortrace.tracer.hooks.order import Order
 from tensortrace.tracer.hooks.patches import Patches
@@ -59,6 +60,7 @@ class Session:
         self.sink = sink
         self.clock = Clock()
         self.names = Names()
+        self.flats = Flats(self.names)
         self.producers = Producers()
         self.patches = Patches()
         self.optimizers: Order[Optimizer] = Order()
@@ -100,30 +102,49 @@ class Session:
         tensor belongs to, if any; ``spec`` the place of a plain tensor that is part of a DTensor; ``shard``
         is what the program itself says.
         """
-        if not self.wants(kind, name, at):
+        if not self.wants(kind, name, at, parameter):
             return None
-        local, own = split(tensor)
-        return self.sink.emit(
-            local,
-            step=at.step,
-            microbatch=at.microbatch,
-            kind=kind,
-            name=name,
-            slot=slot,
-            call=call,
-            recompute=recompute,
-            shard=shard or self._shard(kind, slot, tuple(local.shape), own or spec, parameter),
-            producers=producers,
-            meta=meta,
-        )
+        event = None
+        for own in self._owned(tensor, kind, name, slot, parameter, spec, shard):
+            event = self.sink.emit(
+                own.tensor,
+                step=at.step,
+                microbatch=at.microbatch,
+                kind=kind,
+                name=own.name,
+                slot=slot,
+                call=call,
+                recompute=recompute,
+                shard=own.shard,
+                producers=producers,
+                meta=meta,
+            )
+        return event
 
     def place(self, tensor: torch.Tensor) -> Place | None:
         """Return where a plain tensor lies that is, or was computed from, the local part of a DTensor."""
         return place_of(tensor) if in_use() else None
 
-    def wants(self, kind: Kind, name: str, at: Moment) -> bool:
-        """Tell whether the boundary is selected."""
-        return self.sink.wants(kind, name, step=at.step)
+    def wants(self, kind: Kind, name: str, at: Moment, parameter: torch.Tensor | None = None) -> bool:
+        """Tell whether the boundary is selected; of a flat parameter, that of any parameter in it."""
+        names = [name] if parameter is None else self.names.pieces(parameter) or [name]
+        return any(self.sink.wants(kind, name, step=at.step) for name in names)
+
+    def _owned(
+        self,
+        tensor: torch.Tensor,
+        kind: Kind,
+        name: str,
+        slot: str,
+        parameter: torch.Tensor | None,
+        spec: Spec | None,
+        stated: Shard | None,
+    ) -> list[Own]:
+        if parameter is not None and self.flats.holds(parameter):
+            return self.flats.divide(tensor, kind, slot, parameter)
+        local, own = split(tensor)
+        shard = stated or self._shard(kind, slot, tuple(local.shape), own or spec, parameter)
+        return [Own(local, name, shard)]
 
     def note_wrapper(self, module: nn.Module) -> None:
         """Where the module is a wrapper, note the layout of what it wraps and tell who waits for it."""
@@ -161,6 +182,7 @@ class Session:
         self._sample_layout = self._sample_layout or layout
         for thing in (module, *wrapper.members(module)):
             self._layouts[id(thing)] = (weakref.ref(thing), layout)
+        self.flats.note(module)
 
     def _layout_of(self, thing: object) -> Layout | None:
         found = self._layouts.get(id(thing))

@@ -63,7 +63,7 @@ class State:
         at = self._session.clock.window()
         self._session.names.refresh()
         for parameter, name in self._session.names.parameters():
-            if self._session.wants(Kind.PARAM, name.name, at) and self._digests.changed(parameter):
+            if self._session.wants(Kind.PARAM, name.name, at, parameter) and self._digests.changed(parameter):
                 self._emit_parameter(parameter, name, at, "start")
 
     def _all_parameters(self, owned: list[torch.Tensor]) -> dict[torch.Tensor, TensorName]:
@@ -73,7 +73,7 @@ class State:
         return found
 
     def _parameter(self, parameter: torch.Tensor, name: TensorName, at: Moment, slot: str) -> None:
-        if is_plain(parameter) and self._session.wants(Kind.PARAM, name.name, at):
+        if is_plain(parameter) and self._session.wants(Kind.PARAM, name.name, at, parameter):
             self._digests.note(parameter)
             self._emit_parameter(parameter, name, at, slot)
 

@@ -10,11 +10,12 @@ from torch import nn
 from tensortrace.tracer.placements.base import OF_SAMPLES, Layout, Wrapper
 from tensortrace.tracer.placements.ddp import DDP
 from tensortrace.tracer.placements.dtensor import Spec, in_use, is_dtensor, local_part, spec_of, split
+from tensortrace.tracer.placements.fsdp import FSDP
 from tensortrace.tracer.placements.fully_shard import FullyShard
 from tensortrace.tracer.placements.lineage import Place, place_of
 from tensortrace.tracer.placements.styles import declared_inputs
 
-WRAPPERS: tuple[Wrapper, ...] = (DDP(), FullyShard())
+WRAPPERS: tuple[Wrapper, ...] = (DDP(), FSDP(), FullyShard())
 """Every wrapper whose layout is known. A new one is a new file and an entry here."""
 
 __all__ = [
