@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,14 +66,21 @@ class Ran:
         return (self.folder / "errors.txt").read_text()[-3000:]
 
 
-def launch(folder: Path, ranks: int, cases: Iterable[Case], *others: str, recorded: bool = True) -> Ran:
-    """Run the cases one after the other in one launch; ``others`` are further options of all of them."""
+def launch(
+    folder: Path, ranks: int, cases: Iterable[Case], *others: str, recorded: bool = True,
+    start: Mapping[str, object] | None = None,
+) -> Ran:  # fmt: skip
+    """Run the cases one after the other in one launch; ``others`` are further options of all of them.
+
+    ``start`` are the fields of the recorder's Start: where all of them begin.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     listed = [
         {
             "name": case.name,
             "arguments": case.arguments(*others),
             "trace": str(folder / f"{case.name}.trace") if recorded else None,
+            "start": dict(start or {}),
         }
         for case in cases
     ]

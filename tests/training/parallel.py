@@ -51,6 +51,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--experts", action="store_true")
     parser.add_argument("--batch-norm", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--warm", action="store_true", help="the optimizer has stepped before the training")
     parser.add_argument("--own-seed", action="store_true", help="each layout and rank draws its own numbers")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     parser.add_argument("--out", help="rank 0 writes losses and global weights here")
@@ -66,6 +67,8 @@ def train(options: argparse.Namespace) -> Outcome:
     seed = sum(options.layout.encode()) + int(os.environ.get("RANK", "0")) if options.own_seed else 0
     layout = LAYOUTS[options.layout](build(shape, getattr(torch, options.dtype), seed), options)
     optimizer = layout.optimizer(RATE)
+    if options.warm:
+        warm(layout, optimizer)
     losses = []
     for step in range(options.steps):
         rows = documents(step, options.repeat_rows)
@@ -78,6 +81,14 @@ def train(options: argparse.Namespace) -> Outcome:
         layout.update(optimizer)
         optimizer.zero_grad()
     return Outcome(losses, layout.weights(), digest(layout, optimizer, losses))
+
+
+def warm(layout: Layout, optimizer: torch.optim.Optimizer) -> None:
+    """Take a step on gradients that differ from element to element, so that there is state of that kind."""
+    for parameter in layout.parameters():
+        parameter.grad = parameter.detach().clone()
+    layout.update(optimizer)
+    optimizer.zero_grad()
 
 
 def digest(layout: Layout, optimizer: torch.optim.Optimizer, losses: list[float]) -> str:

@@ -1,0 +1,130 @@
+"""A common start on every layout, of a model whose own numbers differ by layout and rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.types import Entry
+from tests.integration.layouts import Case, Ran, diffed, launch
+
+REFERENCE = Case("single", 1)
+SPREAD = [
+    Case(name, 2, spread=f"--layout {name}")
+    for name in ("ddp", "fsdp2", "hsdp", "zero1", "tp", "tp-sp", "pp")
+]
+OWN = ("--own-seed", "--steps", "2")
+DRAWN = {"init_seed": 5, "dropout_seed": 9, "pad_id": 0}
+
+Parts = dict[int, tuple[np.ndarray, Entry]]
+"""By rank: the tensor and what the trace says of it."""
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Ran]:
+    """Record all layouts with drawn parameters and masks, on one rank and on two."""
+    folder, options = tmp_path_factory.mktemp("drawn"), (*OWN, "--dropout", "0.25")
+    one = launch(folder / "one", 1, [REFERENCE], *options, start=DRAWN)
+    return one, launch(folder / "two", 2, SPREAD, *options, start=DRAWN)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Ran]:
+    """Record one rank that has stepped before, and all layouts begun from there."""
+    folder = tmp_path_factory.mktemp("loaded")
+    one = launch(folder / "one", 1, [REFERENCE], *OWN, "--warm")
+    start = {"init_from": str(one.trace(REFERENCE))}
+    return one, launch(folder / "two", 2, SPREAD, *OWN, start=start)
+
+
+def tensors(path: Path, step: int, *kinds: str) -> dict[tuple[str, ...], Parts]:
+    """Return what each rank recorded, by kind, name, slot, microbatch and call."""
+    found: dict[tuple[str, ...], Parts] = defaultdict(dict)
+    for rank in Trace.open(path).ranks:
+        for entry in rank.entries:
+            if entry.step == step and entry.kind in kinds:
+                key = (entry.kind.value, entry.name, entry.slot, str(entry.microbatch), str(entry.call))
+                found[key][rank.rank] = (rank.read(entry), entry)
+    return found
+
+
+def whole(parts: Parts) -> np.ndarray:
+    """Return a tensor of at most one sharded axis: pieces in order of the coordinate, or equal copies."""
+    shards = [entry.shard for _, entry in parts.values()]
+    for axis, placements in enumerate(zip(*(s.placements for s in shards if s is not None), strict=True)):
+        if placements[0].kind == "shard":
+            pieces = {s.coordinate[axis]: value for s, (value, _) in zip(shards, parts.values(), strict=True)}
+            return np.concatenate([pieces[place] for place in sorted(pieces)], placements[0].dim)
+    first, *others = [value for value, _ in parts.values()]
+    assert all(np.array_equal(first, other) for other in others)
+    return first
+
+
+def assert_same_beginning(one: Path, other: Path) -> None:
+    wanted = tensors(one, -1, "param", "buffer", "optimizer_state")
+    found = tensors(other, -1, "param", "buffer", "optimizer_state")
+    assert found.keys() == wanted.keys()
+    for key, parts in wanted.items():
+        assert np.array_equal(whole(found[key]), whole(parts)), key
+
+
+@pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
+def test_parameters_have_the_same_bits_on_every_layout(drawn: tuple[Ran, Ran], case: Case) -> None:
+    one, two = drawn
+    assert_same_beginning(one.trace(REFERENCE), two.trace(case))
+
+
+@pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
+def test_another_runs_beginning_is_taken_over_on_every_layout(loaded: tuple[Ran, Ran], case: Case) -> None:
+    one, two = loaded
+    assert len(tensors(one.trace(REFERENCE), -1, "optimizer_state")) == 3 * 37
+    assert_same_beginning(one.trace(REFERENCE), two.trace(case))
+
+
+def dropped(path: Path, name: str) -> list[np.ndarray]:
+    """Return the zeros of a module's outputs at step 0, by rank or by microbatch."""
+    found = tensors(path, 0, "activation")
+    return [
+        value == 0
+        for key in sorted(found)
+        if key[1:3] == (name, "out") and key[4] == "0"
+        for _, (value, _) in sorted(found[key].items())
+    ]
+
+
+def rows_of(case: Case, masks: list[np.ndarray], length: int) -> np.ndarray:
+    """Put the masks of one module together as on one rank, cut to ``length`` positions."""
+    if case.name == "tp-sp":
+        return np.concatenate(masks, 1)[:, :length]
+    masks = [np.pad(mask, ((0, 0), (0, length), (0, 0)))[:, :length] for mask in masks]
+    if case.name == "tp":
+        assert np.array_equal(*masks)
+        return masks[0]
+    if case.name == "pp":
+        return np.concatenate(masks)
+    interleaved = np.empty((8, *masks[0].shape[1:]), bool)
+    interleaved[0::2], interleaved[1::2] = masks
+    return interleaved
+
+
+@pytest.mark.parametrize("name", ["dropout", "layers.0.dropout", "layers.1.dropout"])
+@pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
+def test_each_row_has_the_same_mask_on_every_layout(drawn: tuple[Ran, Ran], case: Case, name: str) -> None:
+    one, two = drawn
+    [reference] = dropped(one.trace(REFERENCE), name)
+    found = rows_of(case, dropped(two.trace(case), name), reference.shape[1])
+    lengths = tensors(one.trace(REFERENCE), 0, "input")["input", "(root)", "in.0", "0", "0"][0][0] != 0
+    assert 0.2 < reference[lengths].mean() < 0.3
+    assert np.array_equal(found[lengths], reference[lengths])
+
+
+@pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
+def test_no_activation_or_loss_diverges_though_all_drew_their_own(drawn: tuple[Ran, Ran], case: Case) -> None:
+    one, two = drawn
+    result = diffed(one.trace(REFERENCE), two.trace(case)).result
+    kinds = {finding.where.kind for finding in (*result.origins, *result.receivers)}
+    assert not kinds & {"input", "activation", "activation_grad", "loss", "param", "optimizer_state"}
