@@ -13,6 +13,7 @@ from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.notices import say
 from tensortrace.tracer.placements import local_part
+from tensortrace.tracer.placements.zero import stepping
 from tensortrace.tracer.start.origin import Origin
 from tensortrace.tracer.start.places import Place, indices, locate
 from tensortrace.tracer.start.refusal import rank, refuse, world_size
@@ -72,9 +73,7 @@ def _refuse_left_over(origin: Origin, used: set[tuple[Kind, str]]) -> None:
 
 def _set_states(session: Session, origin: Origin) -> int:
     count = 0
-    for optimizer in session.optimizers:
-        if isinstance(getattr(optimizer, "optim", None), Optimizer):
-            continue  # it hands parts of its parameters to an optimizer of its own, which is in the list
+    for optimizer in map(stepping, session.optimizers):
         for group in optimizer.param_groups:
             on_device = bool(group.get("capturable") or group.get("fused"))
             for parameter in group["params"]:
