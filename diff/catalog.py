@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -76,14 +76,23 @@ class Slot(NamedTuple):
     call: int
 
 
+class Recomputed(NamedTuple):
+    """What activation checkpointing computed twice, on one rank: the first pass and the recompute."""
+
+    slot: Slot
+    first: Item
+    again: Item
+
+
 @dataclass(frozen=True)
 class StepView:
-    """The first-pass boundaries of one step over all ranks."""
+    """The first-pass boundaries of one step over all ranks, and what was recomputed of them."""
 
     step: int
     items: dict[Slot, tuple[Item, ...]]
     parts: tuple[Part, ...]
     by_event: dict[tuple[int, int], tuple[Slot, Part | None]] = field(repr=False)
+    recomputed: tuple[Recomputed, ...] = ()
 
     def find(self, kind: Kind, *, phase: str | None = None) -> Iterable[tuple[Slot, tuple[Item, ...]]]:
         """Yield the slots of a kind, of one phase where given."""
@@ -189,10 +198,13 @@ class Catalog:
         """Return one step's boundaries as logical tensors; empty where the step was not recorded."""
         found: dict[tuple[Slot, int], list[Member]] = defaultdict(list)
         by_event: dict[tuple[int, int], tuple[Slot, Part | None]] = {}
+        again: list[Member] = []
         passes = _EvalPasses()
         for source, entry in self._by_step.get(step, ()):
-            if not entry.recompute:
-                entry = renamed(entry, self._ties) if self._ties else entry
+            entry = renamed(entry, self._ties) if self._ties else entry
+            if entry.recompute:
+                again.append(Member(source, entry))
+            else:
                 part, call = passes.place(source.rank, self.cells.cell(source.rank), entry)
                 slot = Slot(part.phase if part else "window", entry.kind, entry.name, entry.slot, call)
                 number = part.number if part else -1 if entry.microbatch is None else entry.microbatch
@@ -206,7 +218,27 @@ class Catalog:
                 items[slot].append(Item(holder, entry, part, slot.call, cell))
         parts = {part for _, part in by_event.values() if part}
         frozen = {slot: tuple(held) for slot, held in items.items()}
-        return StepView(step, frozen, tuple(sorted(parts)), by_event)
+        return StepView(step, frozen, tuple(sorted(parts)), by_event, tuple(self._recomputed(again, found)))
+
+    def _recomputed(
+        self, again: Sequence[Member], found: Mapping[tuple[Slot, int], Sequence[Member]]
+    ) -> Iterator[Recomputed]:
+        """Yield each recompute of a forward pass with its rank's own first pass, in order of events."""
+        for member in again:
+            entry = member.entry
+            if entry.microbatch is None or entry.kind not in ROW_KINDS:
+                continue
+            slot = Slot("train", entry.kind, entry.name, entry.slot, entry.call)
+            own = (m for m in found.get((slot, entry.microbatch), ()) if m.rank == member.rank)
+            first = next(own, None)
+            if first is not None:
+                cell = self.cells.cell(member.rank)
+                part = Part(cell, "train", entry.microbatch)
+                yield Recomputed(
+                    slot,
+                    Item(first.source, first.entry, part, entry.call, cell),
+                    Item(member.source, entry, part, entry.call, cell),
+                )
 
 
 class _EvalPasses:

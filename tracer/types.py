@@ -18,6 +18,9 @@ INIT_STEP = -1
 ROOT = "(root)"
 """Canonical name of the root module, whose FQN is the empty string."""
 
+COUPLES_ROWS = "batch"
+"""``meta.op`` of the activations of a module that computes statistics over its rank's batch."""
+
 
 class Kind(StrEnum):
     """The kinds of boundary, in the usual order of the ladder."""

@@ -96,8 +96,9 @@ def _clip(where: Where, slot: str) -> str:
 
 
 def _tensor_of_a_call(kind: str, slot: str) -> str:
-    side = "output" if slot.split(".")[0] == "out" else "input"
-    part = "" if slot in ("out", "in") else " ({slot})"
+    tensor, _, again = slot.partition(" ")  # "out (recomputed)"
+    side = "output" if tensor.split(".")[0] == "out" else "input"
+    part = f" {again}" if again else "" if slot in ("out", "in") else " ({slot})"
     if kind == "input":
         return "input given to the model" + part
     return f"{'gradient at the ' if kind == 'activation_grad' else ''}{side} of {{name}}{part}"

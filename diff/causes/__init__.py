@@ -6,9 +6,11 @@ from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causes import (
     boundary,
     clip,
+    coupled,
     init,
     inputs,
     optimizer,
+    recompute,
     reduction,
     scale,
     schedule,
@@ -22,6 +24,8 @@ from tensortrace.diff.result import Cause
 DETECTORS: tuple[Detector, ...] = (
     skipping.skipped_by_scaler,
     skipping.skipped_by_program,
+    recompute.differs,
+    coupled.by_batch,
     inputs.different_rows,
     inputs.different_targets,
     init.init_differs,

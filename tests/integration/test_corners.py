@@ -10,8 +10,9 @@ import pytest
 from tests import harness
 
 SCRIPT = harness.TRAINING / "corners.py"
-PAIRS = ("adversaries", "frozen_encoder", "skips")
-WRONG = ("skips:continue", "skips:scaler")
+PAIRS = ("adversaries", "frozen_encoder", "skips", "recomputing")
+ALONE = (*PAIRS, "recomputing:dropout", "recomputing:lost", "batch_norm")
+ON_TWO = (*PAIRS, "recomputing:other", "skips:continue", "skips:scaler", "batch_norm")
 
 
 class Corners(NamedTuple):
@@ -26,7 +27,7 @@ def corners(tmp_path_factory: pytest.TempPathFactory) -> Corners:
     """Run every case in one launch on one rank and in one launch on two."""
     folder = tmp_path_factory.mktemp("corners")
     told = []
-    for ranks, cases in ((1, PAIRS), (2, (*PAIRS, *WRONG))):
+    for ranks, cases in ((1, ALONE), (2, ON_TWO)):
         done = harness.run(harness.on_ranks(ranks, SCRIPT, folder / str(ranks), *cases))
         assert done.exit_code == 0, done.errors
         told += [line.split() for line in done.output.splitlines()]
@@ -38,7 +39,7 @@ def diff(corners: Corners, case: str, bug: str = "") -> harness.Diffed:
 
 
 def test_recording_changes_no_bit(corners: Corners) -> None:
-    assert sorted(name for name, *_ in corners.told) == sorted([*PAIRS, *(*PAIRS, *WRONG) * 2])
+    assert sorted(name for name, *_ in corners.told) == sorted([*ALONE, *ON_TWO * 2])
     assert [name for name, alone, recorded in corners.told if alone != recorded] == []
 
 
@@ -66,3 +67,29 @@ def test_a_rank_whose_scaler_alone_found_infinities_is_named(corners: Corners) -
     assert first.ranks == (1,)
     assert cause.code == "step.skipped_on_some_ranks"
     assert "the scaler of rank 1 of b" in cause.text
+
+
+def test_a_reentrant_checkpoint_and_another_are_equivalent_to_none(corners: Corners) -> None:
+    assert diff(corners, "recomputing", ":other").exit_code == 0
+
+
+def test_a_recompute_that_is_not_the_first_pass_is_named(corners: Corners) -> None:
+    folder = corners.traces / "1"
+    outcome = harness.diff(folder / "recomputing:dropout", folder / "recomputing:lost")
+    first, cause = outcome.result.first_divergent, outcome.result.causes[0]
+    assert first is not None
+    where = first.where
+    assert (where.step, where.kind, where.name, where.slot) == (
+        0, "activation", "blocks.0.2", "out (recomputed)",
+    )  # fmt: skip
+    assert cause.code == "recompute.differs"
+    assert cause.text.startswith("Dropout blocks.0.2")
+
+
+def test_a_batch_norm_over_other_parts_of_the_batch_is_named(corners: Corners) -> None:
+    outcome = diff(corners, "batch_norm")
+    first, cause = outcome.result.first_divergent, outcome.result.causes[0]
+    assert first is not None
+    assert (first.where.kind, first.where.name, first.where.slot) == ("activation", "1", "out")
+    assert (cause.code, cause.number) == ("batch.coupled", 2.0)
+    assert cause.text.startswith("BatchNorm1d 1 computes its statistics over each rank's microbatch")

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from tensortrace import tracer
 
@@ -130,10 +131,60 @@ def skips(case: Case) -> list[Tensor]:
     return state(model)
 
 
+class Recomputing(nn.Module):
+    """Two residual blocks, checkpointed or not; dropout only where a bug wants it."""
+
+    def __init__(self, *, reentrant: bool | None, keep: bool, dropout: float) -> None:
+        super().__init__()
+        self.reentrant, self.keep = reentrant, keep
+        self.first = nn.Linear(6, 16)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(dropout)) for _ in range(2)
+        )
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.first(rows)
+        for block in self.blocks:
+            if self.reentrant is None:
+                hidden = hidden + block(hidden)
+            else:
+                hidden = hidden + checkpoint(
+                    block, hidden, use_reentrant=self.reentrant, preserve_rng_state=self.keep
+                )
+        return self.last(hidden)
+
+
+def recomputing(case: Case) -> list[Tensor]:
+    """Activation checkpointing on several ranks, of either kind, and none on one."""
+    reentrant = None if WORLD == 1 and not case.bug else case.bug != "other"
+    dropout = 0.5 if case.bug in ("dropout", "lost") else 0.0
+    model = wrapped(Recomputing(reentrant=reentrant, keep=case.bug != "lost", dropout=dropout))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(case.rows(6)), case.labels(5)).backward()
+        optimizer.step()
+    return state(model)
+
+
+def batch_norm(case: Case) -> list[Tensor]:
+    """A batch norm, which makes the rows of one rank's microbatch depend on each other."""
+    model = wrapped(nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 5)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(case.rows(6)), case.labels(5)).backward()
+        optimizer.step()
+    return state(model)
+
+
 CASES: dict[str, Callable[[Case], list[Tensor]]] = {
     "adversaries": adversaries,
     "frozen_encoder": frozen_encoder,
     "skips": skips,
+    "recomputing": recomputing,
+    "batch_norm": batch_norm,
 }
 
 

@@ -253,12 +253,18 @@ class Clock:
         """Tell whether a pass of a checkpointed region is running on this thread."""
         return bool(self._local.regions)
 
-    def gradients_arrive(self) -> bool:
-        """Tell whether backward will bring gradients to the tensors of the running forward."""
-        regions = self._local.regions
-        if regions and isinstance(regions[-1], Replay) and not regions[-1].region.reentrant:
-            return False
-        return torch.is_grad_enabled()
+    def gradients_arrive(self, tensor: torch.Tensor) -> bool:
+        """Tell whether backward will bring this tensor of the running forward its whole gradient.
+
+        A reentrant region is given detached copies in its recompute, to which only its own part of the
+        gradient comes; the tensors that the first pass was given get all of it.
+        """
+        region = self._local.regions[-1] if self._local.regions else None
+        if isinstance(region, Replay):
+            copied = tensor.is_leaf and not isinstance(tensor, torch.nn.Parameter)
+            return region.region.reentrant and not copied and torch.is_grad_enabled()
+        given = region is not None and region.reentrant and region.grad_enabled
+        return given or torch.is_grad_enabled()
 
     def enter_region(self, region: Region, *, first: bool) -> None:
         """Run what follows as a pass of the region, until ``leave_region``."""

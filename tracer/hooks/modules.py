@@ -21,7 +21,7 @@ from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.hooks.walk import tensors_of_call, tensors_of_result
 from tensortrace.tracer.placements import Place, declared_inputs, in_use, is_dtensor, own_class
-from tensortrace.tracer.types import ROOT, Kind, Meta
+from tensortrace.tracer.types import COUPLES_ROWS, ROOT, Kind, Meta
 
 
 class Frame:
@@ -283,7 +283,7 @@ class Modules:
         )  # fmt: skip
         if event is not None:
             session.producers.add(tensor, event, is_output=is_output)
-        if tensor.requires_grad and session.clock.gradients_arrive() and at.microbatch is not None:
+        if tensor.requires_grad and session.clock.gradients_arrive(tensor) and at.microbatch is not None:
             own = place.gradient if place is not None else None
             self.grads.watch(tensor, at, name, slot, call.number, total=not is_output, spec=own)
         return event
@@ -294,6 +294,7 @@ class Modules:
             training=module.training,
             grad_enabled=self._session.clock.grad_enabled(),
             autocast=_autocast_dtype(module),
+            op=COUPLES_ROWS if _couples_rows(module) else None,
             source=user_line(),
         )
 
@@ -301,8 +302,17 @@ class Modules:
 def _assumed(meta: Meta) -> Meta:
     return Meta(
         module=meta.module, training=meta.training, grad_enabled=meta.grad_enabled,
-        autocast=meta.autocast, source=meta.source, assumed=True,
+        autocast=meta.autocast, source=meta.source, op=meta.op, assumed=True,
     )  # fmt: skip
+
+
+def _couples_rows(module: nn.Module) -> bool:
+    """Tell whether a row's output depends on the other rows of its rank's batch, as in batch norm."""
+    if isinstance(module, nn.SyncBatchNorm) and module.training:
+        return False
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return module.training or module.running_mean is None
+    return module.training and {"running_mean", "running_var"} <= set(module._buffers.keys())
 
 
 def _autocast_dtype(module: nn.Module) -> str | None:

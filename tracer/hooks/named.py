@@ -51,5 +51,5 @@ class Named:
             session.producers.add(tensor, event, is_output=True)
             if frame is not None:
                 frame.outputs.append(event)
-        if at.microbatch is not None and session.clock.gradients_arrive():
+        if at.microbatch is not None and session.clock.gradients_arrive(tensor):
             self._modules.grads.watch(tensor, at, name, SLOT, call.number, total=False, shard=shard)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tensortrace.tracer.hooks.modules import _couples_rows
 from tests.memory_sink import MemorySink, recording
 from tests.unit.tracer.programs import Tied
 
@@ -285,3 +286,27 @@ def test_traced_scripted_and_saved_models_work_as_without_us() -> None:
         assert torch.equal(copy.deepcopy(model)(x), expected)
         assert torch.equal(torch.export.export(model, (x,)).module()(x), expected)
     assert len(sink.find("activation", "0", "out", recompute=False)) >= 1
+
+
+class Whitening(nn.Module):
+    """A normalisation of a user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(2))
+        self.register_buffer("running_var", torch.ones(2))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows - rows.mean(0)
+
+
+def test_modules_with_statistics_over_the_batch_are_marked_unless_they_are_synchronised() -> None:
+    still = nn.BatchNorm1d(2).eval()
+    with recording() as sink:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), still, Whitening(), nn.LayerNorm(2))
+        model(torch.randn(4, 2)).sum().backward()
+    marked = [kept.boundary.name for kept in sink.find("activation", slot="out") if kept.boundary.meta.op]
+    assert marked == ["1", "3"]
+    assert _couples_rows(nn.BatchNorm2d(2))
+    assert not _couples_rows(nn.SyncBatchNorm(2))
+    assert _couples_rows(nn.BatchNorm2d(2, track_running_stats=False).eval())
