@@ -22,6 +22,10 @@ COUPLES_ROWS = "batch"
 """``meta.op`` of the activations of a module that computes statistics over its rank's batch."""
 
 
+STAGE = "(stage "
+"""How the name of a pipeline stage's own module begins, as in ``(stage 1)``: no other program has it."""
+
+
 class Kind(StrEnum):
     """The kinds of boundary, in the usual order of the ladder."""
 

@@ -103,6 +103,8 @@ def _plan_event(
             exact = name in ("max_norm", "norm_type")
             parents = _event_parents(name, slot, microbatch, present)
             plan.comparisons.append(Comparison(slot, microbatch, load, (x,), (y,), parents, exact=exact))
+        elif a and b:
+            continue  # both clipped: by functions that state different things about it
         elif x or y:
             side = "a" if x else "b"
             when = "before the window's last microbatch" if early else "at the end of the window"

@@ -15,7 +15,7 @@ from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, Ste
 from tensortrace.diff.plan.weights import weight_refs
 from tensortrace.diff.rows import Row
 from tensortrace.diff.scale import projected
-from tensortrace.tracer.types import ROOT, Kind
+from tensortrace.tracer.types import ROOT, STAGE, Kind
 
 Ref = tuple[int | None, Slot]
 _SUMMED = ("sum", "count")
@@ -119,10 +119,14 @@ def _plan_one(
     parents, earlier = edges.of(slot, microbatch)
     if not a or not b:
         side, items = ("a", a) if a else ("b", b)
-        reason = f"recorded only in {side}"
+        staged = slot.name.startswith(STAGE)
+        reason = "what pipeline stages exchange" if staged else f"recorded only in {side}"
         plan.one_sided.append(
-            OneSided("a" if a else "b", slot, microbatch, items, reason, parents=parents, earlier=earlier)
-        )
+            OneSided(
+                "a" if a else "b", slot, microbatch, items, reason, parents=parents, earlier=earlier,
+                counts=not staged,
+            )
+        )  # fmt: skip
         return
     plan.comparisons.append(
         Comparison(

@@ -13,7 +13,7 @@ from torch import fx, nn
 from tensortrace.tracer.hooks.walk import is_plain
 from tensortrace.tracer.placements import fsdp, own_class, stand_ins, wrapper_of
 from tensortrace.tracer.placements.pipelining import Stage
-from tensortrace.tracer.types import ROOT
+from tensortrace.tracer.types import ROOT, STAGE
 
 ALWAYS_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
 HOLD_MODULE = frozenset({"DataParallel", "DistributedDataParallel", "DeepSpeedEngine", "Float16Module"})
@@ -146,7 +146,7 @@ class Names:
         if self.is_stage(stage.module):
             return
         called = ModuleName(
-            own := f"(stage {stage.number})",
+            own := f"{STAGE}{stage.number})",
             entered=ROOT if stage.is_first else own,
             left=ROOT if stage.is_last else own,
         )
