@@ -185,12 +185,10 @@ def _execute(
     rules = Rules(), Rules()
     if alignment.with_init:
         plan = StepPlan(INIT_STEP)
+        start = resolve(StepPair(state_a, state_b, state_a, state_b), *rules)
+        state_a, state_b = start.a, start.b
         plan_init(state_a, state_b, plan)
-        execution.run(
-            _selected(excused(plan, a, b, offset), options),
-            None,
-            StepPair(state_a, state_b, state_a, state_b),
-        )
+        execution.run(_selected(excused(plan, a, b, offset), options), None, start)
         previous = INIT_STEP
         if execution.outcomes:
             return ["stopped at init: the runs do not start from the same state"]

@@ -199,7 +199,11 @@ def effective_weights(
     if not direct or any(not x or not y for x, y in direct):
         return None
     weight_a, weight_b = (np.array([w[side] for w in direct], dtype=np.float64) for side in (0, 1))
-    explained = all(f is not None and f.residual < EXPLAINED for f in (factors_a, factors_b))
+    sides = ((factors_a, [x for x, _ in pairing.pairs]), (factors_b, [y for _, y in pairing.pairs]))
+    explained = all(
+        f is not None and f.residual < EXPLAINED and all(row.part.rank in f.by_rank for row in rows)
+        for f, rows in sides
+    )
     total_a, total_b = weight_a.copy(), weight_b.copy()
     if explained and factors_a and factors_b:
         total_a *= [factors_a.by_rank[x.part.rank] for x, _ in pairing.pairs]

@@ -8,15 +8,16 @@ is not taken for another layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tensortrace.diff.assemble import NotComparable, by_rows, label_dims
-from tensortrace.diff.catalog import Item, Slot, StepView
-from tensortrace.diff.logical import Member, Merged, Unlabelled, Unplaceable, merged_entry
+from tensortrace.diff.catalog import EVIDENCE_KINDS, Item, Slot, StepView
+from tensortrace.diff.logical import CELL_KINDS, Member, Merged, Unlabelled, Unplaceable, merged_entry
 from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.diff.rows import Extent, Pairing
 from tensortrace.tracer.geometry import Held, Region, full_region
@@ -59,9 +60,13 @@ class Rules:
 def resolve(pair: StepPair, rules_a: Rules, rules_b: Rules) -> StepPair:
     """Return the pair with unlabelled tensors put together where shapes or the other run tell how."""
     slots_a, slots_b = _open(pair.a), _open(pair.b)
-    if not slots_a and not slots_b:
+    by_rank = _held_by_rank(pair)
+    if not (slots_a or slots_b or by_rank[0]):
         return pair
-    new_a, new_b = dict(pair.a.items), dict(pair.b.items)
+    new_a, new_b = (
+        dict(pair.a.items) | by_rank[0],
+        dict(pair.b.items) | by_rank[1],
+    )
     for slot in slots_a & slots_b:
         _same_way(slot, pair, rules_a, rules_b)
     flipped = _flipped(pair.pairing)
@@ -70,6 +75,51 @@ def resolve(pair: StepPair, rules_a: Rules, rules_b: Rules) -> StepPair:
     for slot in slots_a:
         new_a[slot] = _resolved(slot, pair.a.items[slot], pair.b.items.get(slot, ()), flipped, rules_a)
     return StepPair(replace(pair.a, items=new_a), replace(pair.b, items=new_b), pair.before_a, pair.before_b)
+
+
+Slots = dict[Slot, tuple[Item, ...]]
+
+
+def _held_by_rank(pair: StepPair) -> tuple[Slots, Slots]:
+    """Return what every rank holds another tensor of, in both runs alike, as one tensor of all ranks' parts.
+
+    Neither run knows a layout for it, and both have the same one: so ranks are compared with ranks.
+    """
+    found: tuple[Slots, Slots] = ({}, {})
+    window = [s for s in pair.a.items if s.kind not in CELL_KINDS | EVIDENCE_KINDS]
+    _join_ranks(pair, [s for s in window if _differ(pair.a.items[s])], found)
+    names = {slot.name for slot in found[0]}
+    local = [s for s in pair.a.items if s.kind == Kind.LOCAL_GRAD and s.name in names]
+    _join_ranks(pair, local, found)
+    return found
+
+
+def _join_ranks(pair: StepPair, slots: Iterable[Slot], found: tuple[Slots, Slots]) -> None:
+    for slot in slots:
+        a, b = pair.a.items[slot], pair.b.items.get(slot, ())
+        alike = [_held(item) for item in a] == [_held(item) for item in b]
+        if alike and _differ(b) and len({i.entry.local_shape[1:] for i in a}) == 1 and a[0].entry.local_shape:
+            for side, items in zip(found, (a, b), strict=True):
+                side[slot] = tuple(_joined_ranks(items))
+
+
+def _held(item: Item) -> tuple[object, ...]:
+    return item.ranks, item.entry.local_shape, item.entry.microbatch
+
+
+def _joined_ranks(items: Sequence[Item]) -> Iterator[Item]:
+    """Yield what all ranks hold of each microbatch, or of the window, one rank's part after the other."""
+    groups: dict[int | None, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[item.entry.microbatch].append(item)
+    for group in groups.values():
+        yield _joined(group[0], [Member(item.source, item.entry) for item in group], 0)
+
+
+def _differ(items: Sequence[Item]) -> bool:
+    """Tell whether several ranks hold tensors of no known layout that are not copies."""
+    plain = all(i.entry.shard is None and not isinstance(i.source, Merged) for i in items)
+    return plain and len(items) > 1 and len({item.entry.digest for item in items}) > 1
 
 
 def _open(view: StepView) -> set[Slot]:

@@ -190,6 +190,20 @@ def test_a_part_that_is_not_there_is_no_agreement(judge: Judge) -> None:
     ] == [True]
 
 
+def test_two_runs_of_one_unknown_layout_are_compared_rank_by_rank(judge: Judge) -> None:
+    a, b = (Resharded(Program(order=n), 2, undeclared) for n in (1, 2))
+    assert_equivalent(compare(judge, a, b))
+
+
+def test_a_wrong_part_on_the_last_rank_of_an_unknown_layout_is_found(judge: Judge) -> None:
+    def edit(at: At, inner: int, value: np.ndarray) -> np.ndarray:
+        wrong = (at.step, at.kind, at.name, inner) == (1, Kind.PARAM, "hidden.bias", 1)
+        return value * np.float32(1.01) if wrong else value
+
+    a, b = Resharded(Program(), 2, undeclared), Resharded(Program(), 2, undeclared, edit=edit)
+    assert place(compare(judge, a, b)) == (1, None, "param", "hidden.bias", "model")
+
+
 def test_a_copy_on_one_rank_of_several_is_enough(judge: Judge) -> None:
     def owned_by_one(at: At) -> Held:
         return Held("stage", 0, declared=False) if at.kind is Kind.OPTIMIZER_STATE else COPY
