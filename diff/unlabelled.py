@@ -21,6 +21,7 @@ from tensortrace.diff.logical import CELL_KINDS, Member, Merged, Unlabelled, Unp
 from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.diff.rows import Extent, Pairing
 from tensortrace.tracer.geometry import Held, Region, full_region
+from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.types import Kind
 
 FITS = 0.05
@@ -113,12 +114,13 @@ def _joined_ranks(items: Sequence[Item]) -> Iterator[Item]:
     for item in items:
         groups[item.entry.microbatch].append(item)
     for group in groups.values():
-        yield _joined(group[0], [Member(item.source, item.entry) for item in group], 0)
+        members = [Member(i.source, i.entry) for i in group if isinstance(i.source, RankTrace)]
+        yield _joined(group[0], members, 0)
 
 
 def _differ(items: Sequence[Item]) -> bool:
     """Tell whether several ranks hold tensors of no known layout that are not copies."""
-    plain = all(i.entry.shard is None and not isinstance(i.source, Merged) for i in items)
+    plain = all(i.entry.shard is None and isinstance(i.source, RankTrace) for i in items)
     return plain and len(items) > 1 and len({item.entry.digest for item in items}) > 1
 
 
