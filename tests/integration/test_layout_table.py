@@ -45,7 +45,7 @@ _BY_HAND = "needs a layout file: ranks hold positions, or experts, of the same r
 OPEN: dict[str, str] = {
     **dict.fromkeys(["fsdp1", "fsdp1-flat", "zero1", "fsdp1.4", "zero1.4"], _FLAT),
     **dict.fromkeys(["pp", "pp-tied", "pp-interleaved", "pp.4", "dp-tp-pp"], _FLAT),
-    **dict.fromkeys(["fsdp2", "fsdp2-split", "hsdp", "tp", "tp-shared-kv", "tp-sp"], _DTENSOR),
+    **dict.fromkeys(["fsdp2", "fsdp2-split", "hsdp"], _DTENSOR),
     **dict.fromkeys(["fsdp2.4", "hsdp.4", "tp.4", "tp-sp.4", "fsdp2-tp"], _DTENSOR),
     **dict.fromkeys(["cp", "cp-zigzag", "cp-ring", "ep", "cp-zigzag.4", "ep.4"], _BY_HAND),
 }
