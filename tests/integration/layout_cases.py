@@ -27,12 +27,12 @@ QUICK = [
     Case("tp-shared-kv", 2, "--kv-heads 1", "--layout tp"),
     Case("tp-sp", 2, spread="--layout tp-sp"),
     Case("pp", 2, DEEP, "--layout pp"),
-    Case("pp-tied", 2, TIED, "--layout pp"),
+    Case("pp-tied", 2, TIED, "--layout pp", layout="pp-tied"),
     Case("pp-interleaved", 2, DEEP, "--layout pp-interleaved"),
-    Case("cp", 2, spread="--layout cp"),
-    Case("cp-zigzag", 2, spread="--layout cp-zigzag"),
-    Case("cp-ring", 2, spread="--layout cp-ring-zigzag"),
-    Case("ep", 2, "--experts", "--layout ep"),
+    Case("cp", 2, spread="--layout cp", layout="cp"),
+    Case("cp-zigzag", 2, spread="--layout cp-zigzag", layout="cp-zigzag"),
+    Case("cp-ring", 2, spread="--layout cp-ring-zigzag", layout="cp-zigzag"),
+    Case("ep", 2, "--experts", "--layout ep", layout="ep"),
 ]
 
 WIDE = [
@@ -45,8 +45,8 @@ WIDE = [
     Case("tp-sp.4", 4, spread="--layout tp-sp"),
     Case("fsdp2-tp", 4, spread="--layout fsdp2-tp"),
     Case("pp.4", 4, DEEP, "--layout pp"),
-    Case("cp-zigzag.4", 4, spread="--layout cp-zigzag"),
-    Case("ep.4", 4, "--experts", "--layout ep"),
+    Case("cp-zigzag.4", 4, spread="--layout cp-zigzag", layout="cp-zigzag"),
+    Case("ep.4", 4, "--experts", "--layout ep", layout="ep"),
     Case("dp-tp-pp", 8, DEEP, "--layout dp-tp-pp"),
 ]
 
@@ -63,9 +63,9 @@ PLANTS = [
     Case("tp-bias", 2, spread="--layout tp", plant="bias-on-every-rank"),
     Case("tp-kv", 2, "--kv-heads 1", "--layout tp", plant="kv-not-summed"),
     Case("tp-sp-norms", 2, spread="--layout tp-sp", plant="norm-grads-not-reduced"),
-    Case("pp-tied", 2, TIED, "--layout pp", plant="tied-not-summed"),
-    Case("cp-positions", 2, spread="--layout cp", plant="local-positions"),
-    Case("cp-kv", 2, spread="--layout cp", plant="kv-grads-not-summed"),
-    Case("ep-tokens", 2, "--experts", "--layout ep", plant="outputs-to-wrong-tokens"),
+    Case("pp-tied", 2, TIED, "--layout pp", plant="tied-not-summed", layout="pp-tied"),
+    Case("cp-positions", 2, spread="--layout cp", plant="local-positions", layout="cp"),
+    Case("cp-kv", 2, spread="--layout cp", plant="kv-grads-not-summed", layout="cp"),
+    Case("ep-tokens", 2, "--experts", "--layout ep", plant="outputs-to-wrong-tokens", layout="ep"),
     Case("fsdp2-tp-bias", 4, spread="--layout fsdp2-tp", plant="bias-on-every-rank"),
 ]

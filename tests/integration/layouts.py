@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,20 @@ from tensortrace.diff.execute import Execution
 from tensortrace.diff.result import Result
 from tests import harness
 
+LAYOUTS = harness.TRAINING / "layouts"
 SUITE = harness.TRAINING / "parallel_suite.py"
+
+
+UNMATCHED = ("layers.*.mlp.experts.*",)
+"""What experts are given and return lies in the order of arrival; it isn't matched by token, and not compared."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One training: the model, which one rank trains just so, and how it is spread, by parallel.py's options.
 
-    ``ranks`` 1 is the reference, which ``spread`` says nothing about.
+    ``ranks`` 1 is the reference, which ``spread`` says nothing about. ``layout`` is the layout file that a
+    diff needs, where ranks are spread by hand.
     """
 
     name: str
@@ -29,6 +36,7 @@ class Case:
     model: str = ""
     spread: str = ""
     plant: str = ""
+    layout: str = ""
 
     def arguments(self, *others: str) -> list[str]:
         """Return the options of ``parallel.py``."""
@@ -107,7 +115,17 @@ class Compared:
         return harness.Diffed(0 if self.result else 1, self.result).summary()
 
 
-def diffed(a: Path, b: Path, options: engine.CompareOptions | None = None) -> Compared:
+def options_of(case: Case, folder: Path) -> engine.CompareOptions:
+    """Return the options that a diff of the case needs; its layout file, for its ranks, is in ``folder``."""
+    if not case.layout:
+        return engine.CompareOptions()
+    text = (LAYOUTS / f"{case.layout}.toml").read_text()
+    path = folder / f"{case.name}.toml"
+    path.write_text(re.sub(r"(?m)^(\w+) = 2$", rf"\1 = {case.ranks}", text))
+    return engine.CompareOptions(layout_b=path, allow_missing=UNMATCHED)
+
+
+def diffed(a: Path, b: Path, options: engine.CompareOptions) -> Compared:
     """Diff two traces and look at what was compared on the way."""
     seen: list[Execution] = []
     state = engine.state_result

@@ -56,7 +56,7 @@ def _pairs(root: Node) -> Iterator[tuple[Node, Node]]:
 
 def _log_softmax_below(node: Node) -> Node | None:
     for _ in range(MAX_STEPS_BELOW):
-        below = node.next_functions[0][0]
+        below = node.next_functions[0][0] if node.next_functions else None
         if below is None:
             return None
         if below.name() == "LogSoftmaxBackward0":
