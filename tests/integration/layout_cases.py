@@ -63,9 +63,10 @@ PLANTS = [
     Case("tp-bias", 2, spread="--layout tp", plant="bias-on-every-rank"),
     Case("tp-kv", 2, "--kv-heads 1", "--layout tp", plant="kv-not-summed"),
     Case("tp-sp-norms", 2, spread="--layout tp-sp", plant="norm-grads-not-reduced"),
-    Case("pp-tied", 2, TIED, "--layout pp", plant="tied-not-summed", layout="pp-tied"),
+    Case("pp-tied-apart", 2, TIED, "--layout pp", plant="tied-not-summed", layout="pp-tied"),
     Case("cp-positions", 2, spread="--layout cp", plant="local-positions", layout="cp"),
     Case("cp-kv", 2, spread="--layout cp", plant="kv-grads-not-summed", layout="cp"),
     Case("ep-tokens", 2, "--experts", "--layout ep", plant="outputs-to-wrong-tokens", layout="ep"),
     Case("fsdp2-tp-bias", 4, spread="--layout fsdp2-tp", plant="bias-on-every-rank"),
+    Case("dp-tp-pp-bias", 8, DEEP, "--layout dp-tp-pp", plant="bias-on-every-rank"),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ SUITE = harness.TRAINING / "parallel_suite.py"
 
 
 UNMATCHED = ("layers.*.mlp.experts.*",)
-"""What experts are given and return lies in the order of arrival; it isn't matched by token, and not compared."""
+"""What experts are given and return lies in order of arrival: it isn't matched by token and not compared."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def options_of(case: Case, folder: Path) -> engine.CompareOptions:
     return engine.CompareOptions(layout_b=path, allow_missing=UNMATCHED)
 
 
-def diffed(a: Path, b: Path, options: engine.CompareOptions) -> Compared:
+def diffed(a: Path, b: Path, options: engine.CompareOptions | None = None) -> Compared:
     """Diff two traces and look at what was compared on the way."""
     seen: list[Execution] = []
     state = engine.state_result
@@ -140,3 +140,21 @@ def diffed(a: Path, b: Path, options: engine.CompareOptions) -> Compared:
     left_out = {node for node, _ in seen[0].gaps} | {node for node, _ in seen[0].not_comparable}
     names = {(str(n.slot.kind), n.slot.name) for n in seen[0].errors if n not in left_out}
     return Compared(result, frozenset(names))
+
+
+class Launched:
+    """Records cases and their references, each number of ranks in one launch, when first asked for."""
+
+    def __init__(self, folder: Path, cases: Sequence[Case]) -> None:
+        self.folder = folder
+        self.cases = cases
+        self.ran: dict[int, tuple[Ran, Ran]] = {}
+
+    def diff(self, case: Case) -> Compared:
+        """Diff the reference and the case."""
+        if case.ranks not in self.ran:
+            mine = [other for other in self.cases if other.ranks == case.ranks]
+            alone = launch(self.folder / f"{case.ranks}.alone", 1, references(mine))
+            self.ran[case.ranks] = alone, launch(self.folder / str(case.ranks), case.ranks, mine)
+        alone, ran = self.ran[case.ranks]
+        return diffed(alone.trace(case.reference()), ran.trace(case), options_of(case, self.folder))

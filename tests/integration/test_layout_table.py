@@ -7,12 +7,11 @@ listed must be compared, one that is not must not be there.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.integration.layout_cases import QUICK, WIDE
-from tests.integration.layouts import Case, Compared, Ran, diffed, launch, options_of, references
+from tests.integration.layout_cases import CASES, QUICK, WIDE
+from tests.integration.layouts import Case, Compared, Launched
 
 EVERYWHERE = {
     "input", "activation", "loss", "activation_grad", "local_grad", "clipped_grad", "schedule",
@@ -84,26 +83,9 @@ def parameters(case: Case) -> Iterator[str]:
             yield f"layers.{n}.mlp.router.weight"
 
 
-class Traces:
-    """Records cases and their references, each size in one launch, when first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ran: dict[int, Ran] = {}
-
-    def diff(self, case: Case, among: list[Case]) -> Compared:
-        """Diff the reference and the case."""
-        if case.ranks not in self.ran:
-            mine = [c for c in among if c.ranks == case.ranks]
-            self.ran[case.ranks] = launch(self.folder / str(case.ranks), case.ranks, mine)
-            self.ran[-case.ranks] = launch(self.folder / f"{case.ranks}.alone", 1, references(mine))
-        a, b = self.ran[-case.ranks].trace(case.reference()), self.ran[case.ranks].trace(case)
-        return diffed(a, b, options_of(case, self.folder))
-
-
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
-    return Traces(tmp_path_factory.mktemp("table"))
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    return Launched(tmp_path_factory.mktemp("table"), CASES)
 
 
 def parametrized(cases: list[Case]) -> list[object]:
@@ -126,20 +108,20 @@ def assert_equivalent_and_complete(case: Case, compared: Compared) -> None:
 
 
 @pytest.mark.parametrize("case", parametrized(QUICK))
-def test_two_ranks_are_equivalent_to_one(traces: Traces, case: Case) -> None:
-    assert_equivalent_and_complete(case, traces.diff(case, QUICK))
+def test_two_ranks_are_equivalent_to_one(launched: Launched, case: Case) -> None:
+    assert_equivalent_and_complete(case, launched.diff(case))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", parametrized(WIDE))
-def test_four_and_eight_ranks_are_equivalent_to_one(traces: Traces, case: Case) -> None:
-    assert_equivalent_and_complete(case, traces.diff(case, WIDE))
+def test_four_and_eight_ranks_are_equivalent_to_one(launched: Launched, case: Case) -> None:
+    assert_equivalent_and_complete(case, launched.diff(case))
 
 
 @pytest.mark.xfail(strict=True, reason="batch.coupled is not told yet")
-def test_a_batch_norm_over_other_rows_is_named_not_called_a_bug(traces: Traces) -> None:
+def test_a_batch_norm_over_other_rows_is_named_not_called_a_bug(launched: Launched) -> None:
     [case] = [case for case in QUICK if case.name == "ddp-batch-norm"]
-    compared = traces.diff(case, QUICK)
+    compared = launched.diff(case)
     first = compared.result.first_divergent
     assert first is not None
     assert (first.where.step, first.where.kind, first.where.name) == (0, "activation", "batch_norm.norm")
