@@ -57,7 +57,8 @@ FIRST = {
     "dp-tp-pp-bias": At(0, "activation", "layers.1.attention.out", "out"),
 }
 
-OPEN: dict[str, str] = {}
+_FSDP = "gradients of fully_shard and flat parameters are not recorded yet"
+OPEN: dict[str, str] = dict.fromkeys(["fsdp2-sum", "fsdp1-ignored", "hsdp-replicas"], _FSDP)
 """Mistakes that are not yet found where they act, with the reason."""
 
 

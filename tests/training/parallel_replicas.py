@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -42,22 +43,21 @@ class ZeRO(DDP):
 
     def optimizer(self, rate: float) -> torch.optim.Optimizer:
         settings = {"lr": rate, "betas": BETAS, "weight_decay": 0.1}
-        return ZeroRedundancyOptimizer(self.parameters(), torch.optim.AdamW, **settings)
+        zero = ZeroRedundancyOptimizer(self.parameters(), torch.optim.AdamW, **settings)
+        if self.plant == "not-broadcast":
+            sync = zero._sync_params
+            zero._sync_params = lambda: self.sync_all_but_one(zero, sync)
+        return zero
 
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        before = self.whole.token.weight.detach().clone()
-        optimizer.step()
-        if self.plant == "not-broadcast" and self.rank != self.owner(optimizer, self.whole.token.weight):
+    def sync_all_but_one(self, zero: ZeroRedundancyOptimizer, sync: Callable[[], None]) -> None:
+        """Broadcast what each rank has updated, except the embedding."""
+        weight = self.whole.token.weight
+        own = any(p is weight for group in zero.optim.param_groups for p in group["params"])
+        before = weight.detach().clone()
+        sync()
+        if not own:
             with torch.no_grad():
-                self.whole.token.weight.copy_(before)
-
-    def owner(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:
-        parts = optimizer._partition_parameters()
-        return next(
-            rank
-            for rank, groups in enumerate(parts)
-            if any(p is parameter for group in groups for p in group["params"])
-        )
+                weight.copy_(before)
 
 
 class FSDP1(DataParallel):
