@@ -23,6 +23,7 @@ from tensortrace.diff.plan.state import plan_init, plan_state
 from tensortrace.diff.relaid import laid_out
 from tensortrace.diff.result import Result
 from tensortrace.diff.rows import read_batch
+from tensortrace.diff.starts import start_notes
 from tensortrace.diff.unlabelled import Rules, resolve
 from tensortrace.diff.verdict import state_result
 from tensortrace.tracer.errors import BadRequest, DamagedTrace
@@ -84,7 +85,8 @@ def compare(
         left, right = Catalog(trace_a), Catalog(trace_b)
         Catalog.tie(left, right)
         alignment = align_steps(left, right, options.align)
-        notes = [*alignment.notes, *_execute(execution, left, right, alignment, options, progress)]
+        notes = [*alignment.notes, *start_notes(trace_a, trace_b)]
+        notes += _execute(execution, left, right, alignment, options, progress)
         if not execution.compared and not execution.gaps and (options.kinds or options.include):
             raise BadRequest(
                 "nothing to compare", found="no boundary that both --kinds and --include select",

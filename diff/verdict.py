@@ -187,7 +187,10 @@ def _hints(first: Finding | None) -> tuple[str, ...]:
     if first is None:
         return ()
     if first.where.step == "init":
-        return ("the runs start from different states: load the same checkpoint or seed in both",)
+        return (
+            "the runs start from different states: load the same checkpoint or seed in both, or record b "
+            "with --init-from a, or both with --consistent-init 0 (docs/start.md)",
+        )
     if first.where.kind == "input":
         return (
             "the runs were fed different rows: fix the sampler, or align steps with --align b:STEP=a:STEP",

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from tensortrace.tracer.placements.dtensor import Spec, spec_of
+from tensortrace.tracer.placements.lineage import TO_LOCAL
 
-TO_LOCAL = "_ToTorchTensorBackward"
 MAX_NODES = 64
 
 

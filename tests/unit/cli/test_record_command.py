@@ -8,6 +8,7 @@ import pytest
 
 from tensortrace.cli.main import run
 from tensortrace.tracer import launch
+from tensortrace.tracer.manifest import read_manifest
 from tensortrace.tracer.progress import RankProgress
 from tensortrace.tracer.settings import Settings
 
@@ -95,3 +96,29 @@ def test_a_command_that_is_not_found_is_127_in_one_line(
 ) -> None:
     assert run(["record", "-o", str(tmp_path / "a"), "--", "no-such-command"]) == 127
     assert capsys.readouterr().err == "trace: error: no-such-command: command not found\n"
+
+
+def test_options_that_change_the_run_are_said_and_written_down(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "a"
+    options = ["--adversarial", "--consistent-dropout", "3"]
+    assert run(["record", "-o", str(root), *options, "--", "/bin/sh", "-c", "exit 4"]) == 4
+    asked = "--consistent-init 0 --consistent-dropout 3 --adversarial"
+    assert f"trace: {asked} changes the run" in capsys.readouterr().err
+    flags = read_manifest(root / "trace.json").environment.flags
+    assert flags == {
+        "start.consistent-init": "0",
+        "start.consistent-dropout": "3",
+        "start.adversarial": "True",
+    }
+
+
+@pytest.mark.parametrize("options", [["--eager-attention"], ["--pad-id", "0"], ["--init-from", "/nowhere"]])
+def test_options_of_the_start_that_make_no_sense_run_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    ran = tmp_path / "ran"
+    assert run(["record", "-o", str(tmp_path / "a"), *options, "--", "/usr/bin/touch", str(ran)]) == 2
+    assert options[0] in capsys.readouterr().err
+    assert not ran.exists()
