@@ -228,6 +228,8 @@ def test_the_parts_of_each_activation_make_the_whole(
     run, unplaced = recorded[name], set()
     compared = set()
     for key, parts in run.of(kind, slot):
+        if key.microbatch is None:  # an eval pass
+            continue
         cells = defaultdict(list)
         for part in parts:
             cells[part.cell].append(part)
@@ -314,3 +316,16 @@ def test_outputs_keep_the_placement_that_the_style_gives_up(recorded: dict[str, 
     if name in ("sp", "sp_loss", "fsdp_tp"):
         assert placed["blocks.0.norm1"] == placed["blocks.0"] == Placement(kind="shard", dim=1)
         assert placed["embed"] == Placement(kind="partial", op="sum")
+
+
+def test_an_eval_pass_of_fewer_rows_lies_as_the_training_did(recorded: dict[str, Recorded]) -> None:
+    entries = recorded["sp"].trace.ranks[1].entries
+    placed: dict[tuple[str, str], set[tuple[Placement, ...] | None]] = defaultdict(set)
+    rows: dict[bool, set[int]] = defaultdict(set)
+    for entry in entries:
+        if entry.kind is Kind.ACTIVATION and entry.dtype == "float32" and entry.step == 1:
+            placed[entry.name, entry.slot].add(None if entry.shard is None else entry.shard.placements)
+            if entry.shard is not None and entry.shard.global_shape is not None:
+                rows[entry.microbatch is None].add(entry.shard.global_shape[0])
+    assert {key: found for key, found in placed.items() if len(found) != 1} == {}
+    assert rows == {False: {3}, True: {2}}

@@ -108,6 +108,7 @@ class Layout:
     loss_parallel: bool = False
     no_sync: bool = False
     clips: bool = True
+    evaluates: bool = False
     optimizer: tuple[tuple[str, bool], ...] = ()
 
 
@@ -176,7 +177,7 @@ LAYOUTS = {
         lambda net, mesh: tensor_parallel(net, mesh["tp"], uneven=True), (1, 4), hidden=13, clips=False
     ),
     "prepared": Layout(lambda net, mesh: prepared(net, mesh["tp"]), (1, 2), clips=False),
-    "sp": Layout(lambda net, mesh: sequence_parallel(net, mesh["tp"]), (1, 2)),
+    "sp": Layout(lambda net, mesh: sequence_parallel(net, mesh["tp"]), (1, 2), evaluates=True),
     "sp_loss": Layout(
         lambda net, mesh: sequence_parallel(net, mesh["tp"], last=Shard(-1)), (1, 2), loss_parallel=True,
         optimizer=(("foreach", False),),
@@ -232,6 +233,9 @@ def train(layout: Layout, mesh: DeviceMesh) -> str:
         seen = [torch.tensor(list(digest(seen)))]
         adamw.step()
         adamw.zero_grad()
+        if layout.evaluates:
+            with torch.no_grad():
+                seen.append(net(ids[:2]))
     state = [value for entry in adamw.state.values() for value in entry.values()]
     return digest([*seen, *net.parameters(), *state, torch.get_rng_state()]).hex()
 

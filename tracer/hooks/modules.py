@@ -17,10 +17,11 @@ from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.names import ModuleName
 from tensortrace.tracer.hooks.optimizer_depth import inside_optimizer
+from tensortrace.tracer.hooks.places import Places
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.hooks.walk import tensors_of_call, tensors_of_result
-from tensortrace.tracer.placements import Place, declared_inputs, in_use, is_dtensor, own_class
+from tensortrace.tracer.placements import Place, in_use, is_dtensor, own_class
 from tensortrace.tracer.types import COUPLES_ROWS, ROOT, Kind, Meta
 
 
@@ -56,6 +57,7 @@ class Modules:
         self._local = _Local()
         self.grads = GradHooks(session)
         session.scope = self._scope
+        self._places = Places()
         self._sees_own_outputs = False
 
     def install(self) -> None:
@@ -231,8 +233,7 @@ class Modules:
         frame.meta = self._describe(module)
         parent = self._parent(frame)
         given = tensors_of_call(args, kwargs)
-        if module._forward_pre_hooks and in_use():
-            frame.places = declared_inputs(module, given)
+        frame.places = self._places.of_inputs(module, frame.entered, given)
         if is_root and frame.entered == ROOT:
             for listener in self._session.on_root:
                 listener(frame.at, given)
@@ -254,7 +255,7 @@ class Modules:
         if producers and frame.entered != ROOT:
             return
         call = session.clock.take(frame.at, Kind.INPUT, frame.entered, slot)
-        place = session.place(tensor) or frame.places.get(slot)
+        place = frame.places.get(slot)
         event = session.emit(
             tensor, frame.at, Kind.INPUT, frame.entered, slot,
             call=call.number, recompute=call.recompute, producers=producers, meta=frame.meta,
@@ -275,7 +276,7 @@ class Modules:
     ) -> int | None:
         session, at, name = self._session, frame.at, frame.left if is_output else frame.entered
         call = session.clock.take(at, Kind.ACTIVATION, name, slot)
-        place = session.place(tensor) or frame.places.get(slot)
+        place = self._places.of_output(tensor, name, slot) if is_output else frame.places.get(slot)
         event = session.emit(
             tensor, at, Kind.ACTIVATION, name, slot,
             call=call.number, recompute=call.recompute, producers=producers, meta=meta,

@@ -22,11 +22,8 @@ from tensortrace.tracer.hooks.sink import Sink
 from tensortrace.tracer.placements import (
     OF_SAMPLES,
     Layout,
-    Place,
     Spec,
     Wrapper,
-    in_use,
-    place_of,
     split,
     wrapper_of,
 )
@@ -120,10 +117,6 @@ class Session:
                 meta=meta,
             )
         return event
-
-    def place(self, tensor: torch.Tensor) -> Place | None:
-        """Return where a plain tensor lies that is, or was computed from, the local part of a DTensor."""
-        return place_of(tensor) if in_use() else None
 
     def wants(self, kind: Kind, name: str, at: Moment, parameter: torch.Tensor | None = None) -> bool:
         """Tell whether the boundary is selected; of a flat parameter, that of any parameter in it."""
