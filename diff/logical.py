@@ -213,7 +213,7 @@ class Placer:
     def _copies(self, members: Sequence[Member]) -> list[Logical]:
         """Return whole tensors as they are, parts as copies of what they make together."""
         parts = self._place(members, over_data=True)
-        if parts is None or all(p.region.whole and not p.partial_shape for p in parts):
+        if parts is None or all(p.region.whole and not (p.region.flat or p.partial_shape) for p in parts):
             return [(m.source, m.entry) for m in members]
         chosen = [one_copy(parts, number) for number in range(max(copies(parts), 1))]
         return [_merged(_of(members, part), part, ()) for part in chosen]
@@ -227,7 +227,7 @@ class Placer:
             return _unlabelled(members)
         odd = odd_replicas(parts, {m.rank: m.entry.digest for m in members})
         chosen = one_copy(parts)
-        if len(chosen) == 1 and parts[0].region.whole and not odd:
+        if len(chosen) == 1 and parts[0].region.whole and not (parts[0].region.flat or odd):
             return members[0].source, members[0].entry
         return _merged(members, chosen, tuple(sorted({rank for found in odd for rank in found.ranks})))
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tensortrace.diff.engine import compare
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Entry
 from tests import harness
+from tests.integration.judged import assert_equivalent
 from tests.integration.layouts import Case, Ran, launch
 
 ALONE = Case("alone", 1)
@@ -134,6 +136,7 @@ OF_WINDOW = ("param", "optimizer_state", "reduced_grad", "clipped_grad")
 
 
 class Fsdp(NamedTuple):
+    folder: Path
     alone: Recorded
     spread: dict[str, Recorded]
 
@@ -147,7 +150,7 @@ def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Fsdp:
         told = [line.split() for line in done.output.splitlines() if line.endswith(("same", "different"))]
         assert len(told) == expected
         assert {line[-1] for line in told} == {"same"}, told
-    return Fsdp(Recorded(folder / "alone"), {name: Recorded(folder / name) for name in WAYS})
+    return Fsdp(folder, Recorded(folder / "alone"), {name: Recorded(folder / name) for name in WAYS})
 
 
 def assembled(found: list[Found | None], shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -171,6 +174,11 @@ def assembled(found: list[Found | None], shape: tuple[int, ...]) -> NDArray[np.f
         covered[offset : offset + length] += 1
     assert set(covered) == {1}
     return total.reshape(shape)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_diff_against_one_rank_is_equivalent_and_complete(fsdp: Fsdp, way: str) -> None:
+    assert_equivalent(compare(fsdp.folder / "alone", fsdp.folder / way))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -20,6 +22,7 @@ from torch.distributed.pipelining import (
     SplitPoint,
     pipeline,
 )
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, WORDS, LAYERS, ROWS, CHUNKS = 8, 13, 4, 8, 4
@@ -99,7 +102,9 @@ def stages(
             yield pipeline(Net(), (example,), split_spec=ends).build_stage(number, device, group)
         else:
             module = stage_module(args.split, number, count)
-            if args.dp > 1:
+            if args.dp > 1 and args.data == "fsdp2":
+                fully_shard(module, mesh=DeviceMesh.from_group(dp, "cpu", mesh_dim_names=("fsdp",)))
+            elif args.dp > 1:
                 # as it is by default, DDP fails in the second step of a pipeline (torch 2.13)
                 module = DistributedDataParallel(module, process_group=dp, find_unused_parameters=True)
             yield PipelineStage(module, number, count, device, group=group)
@@ -156,7 +161,8 @@ def train_stages(args: argparse.Namespace) -> list[torch.Tensor]:
         optimizer.step()
         optimizer.zero_grad()
     state = [value for stage in held for value in stage.submod.state_dict().values()]
-    return [*losses, *state, *(v for s in optimizer.state.values() for v in s.values())]
+    state += [value for entry in optimizer.state.values() for value in entry.values()]
+    return [*losses, *(value.to_local() if isinstance(value, DTensor) else value for value in state)]
 
 
 def main() -> None:
@@ -180,6 +186,7 @@ def _digest(tensors: list[torch.Tensor]) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--schedule", choices=SCHEDULES, default="gpipe")
+    parser.add_argument("--data", choices=["ddp", "fsdp2"], default="ddp")
     parser.add_argument("--split", choices=["deleted", "renumbered", "sliced", "traced"], default="deleted")
     for name, default in (("steps", 2), ("passes", 1), ("dp", 1), ("stages-per-rank", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -63,7 +63,12 @@ def install(sink: Sink) -> Hooks:
     )
     rng.install(session)
     modules = Modules(session)
-    parts = (modules, Named(session, modules), Collectives(session, reductions), Pipelines(session))
+    parts = (
+        modules,
+        Named(session, modules),
+        Collectives(session, reductions),
+        Pipelines(session, reductions),
+    )
     for part in (*parts, scalers, schedules, optimizers):
         part.install()
     flats.install(session.patches)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tensortrace.tracer.hooks import guard
 from tensortrace.tracer.hooks.imports import when_imported
+from tensortrace.tracer.hooks.reductions import Reductions
 from tensortrace.tracer.hooks.session import Session, StageBackward
 from tensortrace.tracer.placements import pipelining
 
@@ -18,8 +19,9 @@ Method = Callable[..., Any]
 class Pipelines:
     """Watches schedules and stages of ``torch.distributed.pipelining``, once the program imports it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, reductions: Reductions) -> None:
         self._session = session
+        self._reductions = reductions
 
     def install(self) -> None:
         """Replace methods of both as soon as their modules exist."""
@@ -38,6 +40,9 @@ class Pipelines:
             self._replace(owner, pipelining.FORWARD, self._forward)
             self._replace(owner, pipelining.BACKWARD, self._backward)
             self._replace(owner, pipelining.BACKWARD_WEIGHT, self._backward_weight)
+            self._replace(owner, pipelining.SCALE, self._scale)
+            if hasattr(owner, pipelining.REDUCE):
+                self._replace(owner, pipelining.REDUCE, self._reduce)
 
     def _replace(self, owner: type, name: str, around: Callable[[Method], Method]) -> None:
         self._session.patches.attribute(owner, name, around(getattr(owner, name)))
@@ -85,6 +90,29 @@ class Pipelines:
                 self._backward_ended()
 
         return backward_weight_one_chunk
+
+    def _scale(self, original: Method) -> Method:
+        @functools.wraps(original)
+        def scale_grads(stage: object, *args: Any, **kwargs: Any) -> Any:
+            self._reduced(stage)
+            return original(stage, *args, **kwargs)
+
+        return scale_grads
+
+    def _reduce(self, original: Method) -> Method:
+        @functools.wraps(original)
+        def perform_reduce_grad(stage: object, *args: Any, **kwargs: Any) -> Any:
+            result = original(stage, *args, **kwargs)
+            self._reduced(stage)
+            return result
+
+        return perform_reduce_grad
+
+    @guard.guard("pipeline reduction")
+    def _reduced(self, held: object) -> None:
+        stage = pipelining.stage(held)
+        if stage is not None:
+            self._reductions.reduced_in(stage.module)
 
     @guard.guard("pipeline schedule")
     def _began(self, schedule: object) -> bool:

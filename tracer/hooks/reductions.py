@@ -84,6 +84,17 @@ class Reductions:
                     call=call, meta=meta, parameter=parameter,
                 )  # fmt: skip
 
+    def reduced_in(self, module: nn.Module) -> None:
+        """Record what the wrappers in a module have reduced outside of any backward, as in pipelines."""
+        inside = {id(part) for part in module.modules()}
+        for key, (reference, wrapper) in list(self._due.items()):
+            found = reference()
+            parameters = wrapper.reduced_parameters(found) if found is not None and key in inside else []
+            layout = wrapper.layout(found) if parameters and found is not None else None
+            if layout is not None:
+                del self._due[key]
+                self.record(parameters, op=layout.op, ranks=layout.mesh.ranks)
+
     def _wrapper_called(self, wrapper: Wrapper, module: nn.Module) -> None:
         if wrapper.reduces_backward(module):
             self._due[id(module)] = (weakref.ref(module), wrapper)

@@ -22,6 +22,9 @@ SCHEDULES = "torch.distributed.pipelining.schedules"
 STAGES = "torch.distributed.pipelining.stage"
 
 FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"
+REDUCE, SCALE = "perform_reduce_grad", "scale_grads"
+"""The methods that reduce over replicas of a stage, where its backwards don't, and then divide."""
+
 CHUNKS = (FORWARD, BACKWARD, BACKWARD_WEIGHT)
 """The methods of a stage that run one chunk; their first argument is its number."""
 
