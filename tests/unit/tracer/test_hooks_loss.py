@@ -168,6 +168,13 @@ def test_a_loss_written_by_hand_is_found_from_its_graph(style: str) -> None:
     assert sink.one("loss", name, "weight").flatten().tolist() == [0.5, 0.5, 0.0]
 
 
+def test_rows_picked_from_a_parameter_are_no_loss() -> None:
+    with recording() as sink:
+        rows = torch.ones(3, 3, requires_grad=True)
+        rows[torch.arange(3), TARGET.clamp(min=0)].sum().backward()
+    assert sink.names("loss") == ["backward"]
+
+
 def test_a_loss_inside_a_loss_counts_once() -> None:
     with recording() as sink:
         loss = nn.TripletMarginWithDistanceLoss(distance_function=lambda a, b: F.mse_loss(a, b))
