@@ -15,6 +15,7 @@ from tensortrace.tracer.errors import TraceError
 COMMANDS: dict[str, str] = {
     "record": "Record every boundary of a training run.",
     "diff": "Compare two traces and name the first boundary where they part.",
+    "layout": "Find where the ranks of a run hold parts of whole tensors, or check a layout.",
     "show": "Say what is in a trace.",
     "check": "Verify every digest and every index line of a trace.",
     "env": "Print the environment that a recording would note.",

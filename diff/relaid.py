@@ -70,7 +70,9 @@ class RelaidRank(RankTrace):
         entries = tuple(new for entry in rank.entries for new in self._entries(entry, layout))
         manifest = rank.manifest
         if manifest is not None:
-            manifest = replace(manifest, meshes=manifest.meshes | {MESH: layout.mesh})
+            fewer = len(rank.entries) - len(entries)  # left out on purpose, which is no loss
+            count = max(manifest.boundaries - fewer, 0)
+            manifest = replace(manifest, meshes=manifest.meshes | {MESH: layout.mesh}, boundaries=count)
         super().__init__(rank.folder, rank.rank, rank.attempt, manifest, entries, (), rank.limit_bytes)
         self.problems = rank.problems
 
@@ -97,7 +99,7 @@ class RelaidRank(RankTrace):
         return entry if found is None else found[0]
 
     def _entries(self, entry: Entry, layout: RunLayout) -> list[Entry]:
-        entry = _with_members(entry, layout, self._base.rank)
+        entry = _with_names(entry, layout, self._base.rank)
         if entry.kind not in _NAMED:
             return [entry]
         name = layout.canonical(entry.name, self._base.rank)
@@ -115,12 +117,13 @@ class RelaidRank(RankTrace):
         return new
 
 
-def _with_members(entry: Entry, layout: RunLayout, rank: int) -> Entry:
-    """Return the entry with the parameters of a group, or of a clip, under their new names."""
-    if not entry.meta.members:
+def _with_names(entry: Entry, layout: RunLayout, rank: int) -> Entry:
+    """Return the entry with the parameters of a group or a clip, and other names of its own, renamed."""
+    if not (entry.meta.members or entry.meta.aliases):
         return entry
     members = tuple(name for member in entry.meta.members for name in layout.names(member, rank) if name)
-    return replace(entry, meta=replace(entry.meta, members=members))
+    aliases = tuple(layout.canonical(name, rank) for name in entry.meta.aliases)
+    return replace(entry, meta=replace(entry.meta, members=members, aliases=aliases))
 
 
 def _digest(entry: Entry, view: View) -> str:

@@ -86,7 +86,7 @@ class RunLayout:
 
     def canonical(self, name: str, rank: int) -> str:
         """Return the name in the unpartitioned program of what a rank calls ``name``; '' if it has none."""
-        where = self._where(rank)
+        where = self.where(rank)
         try:
             for rename in self.renames:
                 name = rename.apply(name, where)
@@ -164,7 +164,7 @@ class RunLayout:
     def _place(
         self, rule: Rule, pattern: Pattern, rank: int, shape: tuple[int, ...], kind: Kind, name: str
     ) -> list[tuple[str | None, Part]]:
-        grid = Grid(dict(zip(self.mesh.axes, self.mesh.shape, strict=True)), self._where(rank))
+        grid = Grid(dict(zip(self.mesh.axes, self.mesh.shape, strict=True)), self.where(rank))
         terms = pattern.spread(len(shape))
         text = rule.written.grad if pattern is not rule.value else rule.written.dims
         try:
@@ -216,7 +216,8 @@ class RunLayout:
                 return Placement("partial", op="sum")
         return Placement("replicate")
 
-    def _where(self, rank: int) -> dict[str, int]:
+    def where(self, rank: int) -> dict[str, int]:
+        """Return a rank's coordinate by axis; raises LayoutFileError where the axes don't reach it."""
         found = coordinate(self.mesh, rank)
         if found is None:
             raise LayoutFileError(

@@ -1,0 +1,340 @@
+"""Infers a layout: parameters by content at init, then activations by value in the first microbatch."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tensortrace.diff.infer import params, passes
+from tensortrace.diff.infer.content import Lines, Match, is_constant
+from tensortrace.diff.infer.found import Body, Found, FoundRename, FoundRule
+from tensortrace.diff.infer.grid import DATA, PART, STAGE, RankGrid, find_grid
+from tensortrace.diff.infer.names import glob_of, offset_renames, offsets_of, other_renames
+from tensortrace.diff.infer.runs import Recorded, Slot, recorded, whole_params
+from tensortrace.diff.infer.values import CLOSE, distance, total
+from tensortrace.diff.rules.names import Rename, compile_glob
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.types import ROOT, Entry, Kind
+
+Holder = tuple[Recorded, Entry]
+
+BY_VALUE = "by shape and value at the first microbatch"
+BY_SHAPE = "by shape alone: the values are not the other run's"
+
+
+def find_layout(a: Trace, b: Trace) -> Found:
+    """Return the layout of ``b`` whose parameters at init are parts of ``a``'s.
+
+    Raises BadRequest where ``a`` is partitioned itself, where either lacks ``init``, or where the ranks of
+    ``b`` make no grid.
+    """
+    return _Search(recorded(a, "a"), recorded(b, "b")).run()
+
+
+class _Search:
+    """One inference: names first, then the grid, then rules."""
+
+    def __init__(self, a: Sequence[Recorded], b: Sequence[Recorded]) -> None:
+        self.a, self.b = a, b
+        self.whole = {name: own.read(entry) for name, (own, entry) in whole_params(a).items()}
+        self.found = Found()
+        self.matches: dict[tuple[int, str], Match] = {}
+        self.placed: dict[str, params.Placed] = {}
+        self.renames: dict[int, list[Rename]] = {}
+        self.grid = RankGrid({}, {own.rank: {STAGE: 0, DATA: 0, PART: 0} for own in b})
+        self.by_rank = {own.rank: own for own in b}
+
+    def run(self) -> Found:
+        """Fill in everything and return it."""
+        pairs = self._match_content()
+        self._find_names(pairs)
+        self._find_grid()
+        cell = [self.by_rank[r] for r in self.grid.where if self.grid.where[r][DATA] == 0]
+        self.reference = passes.find_reference(self.a, cell)
+        if self.reference is None:
+            self.found.notes.append(
+                "no pass of a has the rows of b's first microbatch: activations have no rules"
+            )
+        self._place_params()
+        self._rules_of_params()
+        self._rules_of_passes()
+        return self.found
+
+    def _match_content(self) -> dict[int, list[tuple[str, str]]]:
+        """Match every parameter that says anything; return each rank's pairs of local and whole name."""
+        lines = Lines(self.whole)
+        pairs: dict[int, list[tuple[str, str]]] = defaultdict(list)
+        for own in self.b:
+            for name, entry in own.params.items():
+                value = own.read(entry)
+                if not is_constant(value) and (match := lines.find(value, name)):
+                    self.matches[own.rank, name] = match
+                    pairs[own.rank].append((name, match.name))
+        return pairs
+
+    def _find_names(self, pairs: dict[int, list[tuple[str, str]]]) -> None:
+        offsets = {rank: offsets_of(own) for rank, own in pairs.items()}
+        keys = list(dict.fromkeys(tuple(sorted(own.items())) for own in offsets.values()))
+        stages = {rank: keys.index(tuple(sorted(own.items()))) for rank, own in offsets.items()}
+        others = other_renames(sorted({pair for own in pairs.values() for pair in own}))
+        self.found.renames = [*offset_renames(offsets, stages), *others]
+        for own in self.b:
+            stage = {STAGE: stages.get(own.rank, 0)}
+            self.renames[own.rank] = [_local(rename, stage) for rename in self.found.renames]
+
+    def name(self, rank: int, local: str) -> str:
+        """Return the whole program's name of what a rank calls ``local``."""
+        for rename in self.renames[rank]:
+            local = rename.apply(local, {})
+        return local
+
+    def _find_grid(self) -> None:
+        layers, parts = {}, {}
+        for own in self.b:
+            names = {local: self.name(own.rank, local) for local in own.params}
+            layers[own.rank] = frozenset(names.values())
+            firsts = []
+            for local in sorted(names, key=names.__getitem__):
+                match = self.matches.get((own.rank, local))
+                kept = match.index[match.index >= 0] if match else np.zeros(0, dtype=np.int64)
+                firsts.append((int(kept.min()) if len(kept) else -1) if match else -1)
+            parts[own.rank] = tuple(firsts)
+        self.grid = find_grid(layers, parts)
+        self.found.axes = self.grid.axes
+        self.found.stages = (STAGE,) if STAGE in self.grid.axes else ()
+        if DATA in self.grid.axes:
+            self.found.data = (DATA,)
+            self.found.notes.append(self._data_evidence())
+
+    def _data_evidence(self) -> str:
+        line = [self.by_rank[rank] for rank in self.grid.line(DATA)]
+        digests = [
+            tuple(
+                e.digest
+                for (kind, name, _), e in own.passes.get(0, {}).items()
+                if (kind, name) == (Kind.INPUT, ROOT)
+            )
+            for own in line
+        ]
+        ranks = ", ".join(str(own.rank) for own in line)
+        if len(set(digests)) == len(digests):
+            return f"axis {DATA}: ranks {ranks} hold equal parameters and were given different inputs"
+        self.found.undecided.append(
+            f"axis {DATA}: ranks {ranks} hold equal parameters and equal inputs: data or copies?"
+        )
+        return f"axis {DATA}: ranks {ranks} hold equal parameters; some were given equal inputs"
+
+    def _holders(self, table: str) -> dict[str, dict[int, list[Holder]]]:
+        """Return by whole name and stage the entries along the axis of parts, of the first data copy."""
+        found: dict[str, dict[int, list[Holder]]] = defaultdict(dict)
+        for stage in {at[STAGE] for at in self.grid.where.values()}:
+            line = self.grid.line(PART, **{STAGE: stage})
+            for rank in line:
+                own = self.by_rank[rank]
+                for local, entry in getattr(own, table).items():
+                    found[self.name(rank, local)].setdefault(stage, []).append((own, entry))
+        return found
+
+    def _place_params(self) -> None:
+        shapes = {name: value.shape for name, value in self.whole.items()}
+        for name, by_stage in self._holders("params").items():
+            if name not in shapes:
+                self.found.undecided.append(f"{name}: no parameter of a has this name or content")
+                continue
+            line = next(iter(by_stage.values()))
+            matches = [self.matches.get((own.rank, entry.name)) for own, entry in line]
+            known = [m for m in matches if m is not None]
+            if not known:
+                matches = [params.constant_match(name, own.read(entry), shapes) for own, entry in line]
+            elif len(known) < len(matches):
+                matches = [
+                    m or _nothing_of(known[0], own, entry)
+                    for m, (own, entry) in zip(matches, line, strict=True)
+                ]
+            whole = [m for m in matches if m is not None]
+            placed = params.place(whole, shapes[name]) if len(whole) == len(matches) else None
+            if placed is None:
+                self.found.undecided.append(f"{name}: {_why(line, known, shapes[name])}")
+                continue
+            self.placed[name] = self._judged(name, placed, next(iter(by_stage)))
+
+    def _judged(self, name: str, placed: params.Placed, stage: int) -> params.Placed:
+        """Return a placement; a permutation is one only if the module's activations agree under it."""
+        if not placed.swap:
+            return placed
+        error = self._module_error(name, stage)
+        if placed.term.permutes and error is not None and error < CLOSE:
+            return replace(placed, swap="")
+        told = (
+            "its activations were not recorded"
+            if error is None
+            else f"the output then differs by {error:.2g}"
+        )
+        self.found.swaps.append(f"{name}: {placed.swap}; {told}")
+        return params.straightened(placed)
+
+    def _module_error(self, name: str, stage: int) -> float | None:
+        """Return by how much the output of the module around a parameter's own is off, None if unknown."""
+        if self.reference is None:
+            return None
+        microbatch, reference = self.reference
+        around = name.rsplit(".", 2)[0] if name.count(".") > 1 else ROOT
+        line = [self.by_rank[rank] for rank in self.grid.line(PART, **{STAGE: stage})]
+        parts = []
+        for own in line:
+            for (kind, local, slot), entry in own.passes[microbatch].items():
+                if kind == Kind.ACTIVATION and slot == "out" and self.name(own.rank, local) == around:
+                    parts.append(own.read(entry))
+        whole = reference.read((Kind.ACTIVATION, around, "out"))
+        if whole is None or not parts:
+            return None
+        errors = [distance(np.concatenate(parts, axis=d), whole, scaled=False) for d in range(parts[0].ndim)]
+        return min(
+            [distance(parts[0], whole, scaled=False), distance(total(parts), whole, scaled=False), *errors]
+        )
+
+    def _rules_of_params(self) -> None:
+        grads = self._holders("grads")
+        grouped: dict[str, list[FoundRule]] = defaultdict(list)
+        for name, placed in self.placed.items():
+            marks = self._gradient_marks(name, placed, grads.get(name, {}))
+            constant = is_constant(self.whole[name])
+            evidence = "by shape: constant at init" if constant else "by content at init"
+            body = params.body_of(placed, self.grid, marks)
+            grouped[glob_of(name)].append(FoundRule(name, "*", (), body, evidence))
+        self.found.rules += _merged(grouped)
+
+    def _gradient_marks(
+        self, name: str, placed: params.Placed, by_stage: dict[int, list[Holder]]
+    ) -> list[str]:
+        """Return along which axes the ranks' own gradients add up to the whole one."""
+        marks = []
+        first = next(iter(by_stage.values()), [])
+        if PART in self.grid.axes and not placed.split and len({e.digest for _, e in first}) > 1:
+            marks.append(f"partial:{PART}")
+        if len(by_stage) > 1 and len({line[0][1].digest for line in by_stage.values()}) > 1:
+            marks.append(f"partial:{STAGE}")
+        return marks
+
+    def _rules_of_passes(self) -> None:
+        if self.reference is None:
+            return
+        microbatch, reference = self.reference
+        found: dict[tuple[str, str, str], dict[Kind, Guess]] = defaultdict(dict)
+        for stage in sorted({at[STAGE] for at in self.grid.where.values()}):
+            for slot, parts in self._boundaries(stage, microbatch).items():
+                if body := self._body(slot, parts, reference, stage):
+                    found[slot[1], slot[2], "loss" if slot[0] == Kind.LOSS else "pass"][slot[0]] = body
+        if PART in self.grid.axes:
+            self.found.rules += _merged(_of_passes(found))
+
+    def _boundaries(self, stage: int, microbatch: int) -> dict[Slot, list[Holder]]:
+        found: dict[Slot, list[Holder]] = defaultdict(list)
+        for rank in self.grid.line(PART, **{STAGE: stage}):
+            own = self.by_rank[rank]
+            for (kind, local, slot), entry in own.passes[microbatch].items():
+                found[kind, self.name(rank, local), slot].append((own, entry))
+        return found
+
+    def _body(self, slot: Slot, parts: list[Holder], reference: passes.Reference, stage: int) -> Guess | None:
+        if len(parts) < self.grid.axes.get(PART, 1):
+            return None
+        ndim = len(parts[0][1].local_shape)
+        candidates = [placed.candidate for placed in self.placed.values() if placed.split]
+        if found := passes.ways(parts, slot, reference, candidates):
+            return Guess(passes.body_of(found[0], ndim, split_axis=PART in self.grid.axes), by_value=True)
+        if slot[1] == ROOT and STAGE in self.grid.axes and slot[0] in (Kind.INPUT, Kind.ACTIVATION):
+            self._drop_root(stage)
+            return None
+        own = [self.placed[p] for p in (f"{slot[1]}.weight", f"{slot[1]}.bias") if p in self.placed]
+        like = own[0].candidate if own and own[0].split else None
+        way = passes.way_by_shape(parts, slot, reference, like, candidates)
+        return (
+            Guess(passes.body_of(way, ndim, split_axis=PART in self.grid.axes), by_value=False)
+            if way
+            else None
+        )
+
+    def _drop_root(self, stage: int) -> None:
+        """Note that a stage's own root is no module of the whole program."""
+        if stage == self.grid.axes[STAGE] - 1:
+            return
+        rename = FoundRename(
+            ROOT, "", ((STAGE, stage),), evidence="what this stage returns is no output of a's root"
+        )
+        if rename not in self.found.renames:
+            self.found.renames.append(rename)
+
+
+class Guess(NamedTuple):
+    """A boundary's rule, from the values or, where these differ from the reference's, from shapes alone."""
+
+    body: Body
+    by_value: bool
+
+
+def _of_passes(found: dict[tuple[str, str, str], dict[Kind, Guess]]) -> dict[str, list[FoundRule]]:
+    """Return rules of boundaries from what was found of values, and of gradients where they differ."""
+    grouped: dict[str, list[FoundRule]] = defaultdict(list)
+    for (name, slot, what), by_kind in found.items():
+        values = [by_kind[kind] for kind in (Kind.ACTIVATION, Kind.INPUT, Kind.LOSS) if kind in by_kind]
+        grads = [by_kind[Kind.ACTIVATION_GRAD]] if Kind.ACTIVATION_GRAD in by_kind else []
+        body, by_value = (values or grads)[0]
+        if values and grads and grads[0].by_value and grads[0].body.dims != body.dims:
+            sizes = tuple(dict([*body.sizes, *grads[0].body.sizes]).items())
+            body = replace(body, grad=grads[0].body.dims, sizes=sizes)
+        kinds = ("loss",) if what == "loss" else ("input", "activation", "activation_grad")
+        evidence = BY_VALUE if by_value else BY_SHAPE
+        grouped[f"{glob_of(name)} {slot} {what}"].append(FoundRule(name, slot, kinds, body, evidence))
+    return grouped
+
+
+def _merged(grouped: dict[str, list[FoundRule]]) -> list[FoundRule]:
+    """Return one rule for each group of names that differ in a number only; those that deviate go first."""
+    first, rest = [], []
+    for key, rules in grouped.items():
+        glob = key.split(" ")[0]
+        sure = [rule for rule in rules if rule.evidence != BY_SHAPE]
+        rules = sure or rules  # what one layer's values tell holds for layers whose values are off
+        usual = Counter(rule.body for rule in rules).most_common()[0][0]
+        first += [rule for rule in rules if rule.body != usual]
+        same = [rule for rule in rules if rule.body == usual]
+        evidence = (
+            f"{same[0].evidence}: {len(same)} of {len(rules)} such tensors"
+            if len(rules) > 1
+            else same[0].evidence
+        )
+        rest.append(replace(same[0], name=glob, evidence=evidence))
+    return [*first, *rest]
+
+
+def _local(rename: FoundRename, where: dict[str, int]) -> Rename:
+    """Return a rename as it applies to ranks of one stage, without tables over the stage."""
+    add = {number: {axis: (table[where[axis]],)} for number, axis, table in rename.add}
+    return _At(compile_glob(rename.glob), rename.to, {}, add)
+
+
+class _At(Rename):
+    """A rename whose tables hold the one number of the rank's own coordinate."""
+
+    def apply(self, name: str, where: object) -> str:
+        """Return the new name; the coordinate is known."""
+        return super().apply(name, {axis: 0 for tables in self.add.values() for axis in tables})
+
+
+def _nothing_of(like: Match, own: Recorded, entry: Entry) -> Match:
+    """Return the match of a tensor that is padding from end to end."""
+    length = own.read(entry).shape[like.dim]
+    return replace(like, index=np.full(length, -1, dtype=np.int64))
+
+
+def _why(line: Sequence[Holder], known: Sequence[Match], shape: tuple[int, ...]) -> str:
+    if not known:
+        return f"its content is in no parameter of a ({shape}); do the runs start from the same state?"
+    ranks = ", ".join(str(own.rank) for own, _ in line)
+    found = sum(int((m.index >= 0).sum()) for m in known)
+    return f"{found} lines of ranks {ranks} are {known[0].name}'s, but in no regular order"

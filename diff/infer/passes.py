@@ -1,0 +1,127 @@
+"""The rules of activations and their gradients: shape and value at the first microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensortrace.diff.infer.found import Body
+from tensortrace.diff.infer.grid import PART
+from tensortrace.diff.infer.runs import Recorded, Slot
+from tensortrace.diff.infer.values import Candidate, Joined, ways_to_join
+from tensortrace.tracer.types import ROOT, Entry, Kind
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The reference's pass over the rows that one cell of the other run saw in its first microbatch."""
+
+    own: Recorded
+    entries: Mapping[Slot, Entry]
+    rows: np.ndarray
+    count: int
+
+    def read(self, slot: Slot) -> np.ndarray | None:
+        """Return a tensor, cut to the rows; None where it was not recorded."""
+        if slot not in self.entries:
+            return None
+        value = self.own.read(self.entries[slot])
+        whole = len(self.rows) == self.count and bool((self.rows == np.arange(self.count)).all())
+        return value if whole or value.ndim == 0 or value.shape[0] != self.count else value[self.rows]
+
+
+def find_reference(whole: Sequence[Recorded], cell: Sequence[Recorded]) -> tuple[int, Reference] | None:
+    """Return the cell's first microbatch and the reference's pass over its rows, by the root's inputs."""
+    for own in cell:
+        for microbatch in sorted(own.passes):
+            if (ids := _ids(own, microbatch)) is None:
+                continue
+            for other in whole:
+                for number in sorted(other.passes):
+                    theirs = _ids(other, number)
+                    rows = None if theirs is None else _rows_in(ids, theirs)
+                    if rows is not None and theirs is not None:
+                        return microbatch, Reference(other, other.passes[number], rows, len(theirs))
+    return None
+
+
+def ways(
+    parts: Sequence[tuple[Recorded, Entry]], slot: Slot, reference: Reference, candidates: Sequence[Candidate]
+) -> list[Joined]:
+    """Return how the parts of a boundary make the reference's tensor; empty where in no known way."""
+    whole = reference.read(slot)
+    if whole is None:
+        return []
+    values = [own.read(entry) for own, entry in parts]
+    return ways_to_join(values, whole, candidates, scaled=slot[0] == Kind.ACTIVATION_GRAD)
+
+
+def way_by_shape(
+    parts: Sequence[tuple[Recorded, Entry]],
+    slot: Slot,
+    reference: Reference,
+    own: Candidate | None,
+    candidates: Sequence[Candidate],
+) -> Joined | None:
+    """Return the one way in which shapes let parts make the reference's tensor, None where none or several.
+
+    ``own`` is how the module's own parameter is split, which its output follows.
+    """
+    whole = reference.read(slot)
+    shapes = [entry.local_shape for _, entry in parts]
+    if whole is None or any(len(shape) != whole.ndim for shape in shapes):
+        return None
+    if all(shape == whole.shape for shape in shapes):
+        return Joined("same", 0.0) if len({entry.digest for _, entry in parts}) == 1 else None
+    last = whole.ndim - 1
+    if own and slot[2] == "out" and own.size == whole.shape[last]:
+        return Joined("split", 0.0, last, own.term) if not own.term.permutes else None
+    dims = [
+        dim
+        for dim in range(whole.ndim)
+        if all(s[:dim] + s[dim + 1 :] == whole.shape[:dim] + whole.shape[dim + 1 :] for s in shapes)
+        and sum(shape[dim] for shape in shapes) == whole.shape[dim]
+    ]
+    if dims:
+        return Joined("split", 0.0, dims[0]) if len(dims) == 1 else None
+    fitting = {
+        (dim, c.term)
+        for dim in range(whole.ndim)
+        for c in candidates
+        if c.size == whole.shape[dim] and [len(v) for v in c.vectors] == [shape[dim] for shape in shapes]
+    }
+    if len(fitting) == 1 and not (found := fitting.pop())[1].permutes:
+        return Joined("split", 0.0, *found)
+    return None
+
+
+def body_of(way: Joined, ndim: int, *, split_axis: bool) -> Body:
+    """Return what a rule says of tensors that are joined so."""
+    names = ["b", "s", "h"][:ndim] if ndim <= 3 else [f"d{dim}" for dim in range(ndim)]
+    if way.how != "split":
+        return Body(" ".join([*names, *([f"{way.how}:{PART}"] if split_axis else [])]))
+    if way.term is None:
+        names[way.dim] += f"[{PART}]"
+        return Body(" ".join(names))
+    whole = [*names[: way.dim], way.term.whole, *names[way.dim + 1 :]]
+    names[way.dim] = way.term.text
+    turned = " ".join(whole) if way.term.permutes else None
+    return Body(" ".join(names), None, way.term.sizes, way.term.valid, turned)
+
+
+def _ids(own: Recorded, microbatch: int) -> np.ndarray | None:
+    """Return what the root was first given."""
+    for (kind, name, _), entry in own.passes[microbatch].items():
+        if kind == Kind.INPUT and name == ROOT and entry.local_shape:
+            return own.read(entry)
+    return None
+
+
+def _rows_in(ids: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
+    if ids.shape[1:] != theirs.shape[1:] or ids.dtype != theirs.dtype:
+        return None
+    at = {row.tobytes(): number for number, row in reversed(list(enumerate(theirs)))}
+    found = [at.get(row.tobytes()) for row in ids]
+    return None if None in found else np.array(found, dtype=np.int64)
