@@ -247,8 +247,9 @@ class _Search:
         candidates = [placed.candidate for placed in self.placed.values() if placed.split]
         if found := passes.ways(parts, slot, reference, candidates):
             return Guess(passes.body_of(found[0], ndim, split_axis=PART in self.grid.axes), by_value=True)
-        if slot[1] == ROOT and STAGE in self.grid.axes and slot[0] in (Kind.INPUT, Kind.ACTIVATION):
-            self._drop_root(stage)
+        of_stages = (slot[1] == ROOT and slot[0] != Kind.ACTIVATION_GRAD) or slot[0] == Kind.LOSS
+        if of_stages and STAGE in self.grid.axes:
+            self._drop(slot[1], stage)
             return None
         own = [self.placed[p] for p in (f"{slot[1]}.weight", f"{slot[1]}.bias") if p in self.placed]
         like = own[0].candidate if own and own[0].split else None
@@ -259,13 +260,12 @@ class _Search:
             else None
         )
 
-    def _drop_root(self, stage: int) -> None:
-        """Note that a stage's own root is no module of the whole program."""
+    def _drop(self, name: str, stage: int) -> None:
+        """Note that what a stage's own root returns, or starts backward from, is not of the whole program."""
         if stage == self.grid.axes[STAGE] - 1:
             return
-        rename = FoundRename(
-            ROOT, "", ((STAGE, stage),), evidence="what this stage returns is no output of a's root"
-        )
+        evidence = "at this stage it is no boundary of the whole program"
+        rename = FoundRename(name, "", ((STAGE, stage),), evidence=evidence)
         if rename not in self.found.renames:
             self.found.renames.append(rename)
 

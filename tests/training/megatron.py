@@ -319,7 +319,7 @@ class Stage(nn.Module):
         x = self.embed(ids) if self.grid.first else self.received
         for layer in self.layers:
             x = layer(x)
-        return self.loss(self.head(self.norm(x)), targets).mean() if self.grid.last else x
+        return self.loss(self.head(self.norm(x)), targets) if self.grid.last else x
 
 
 def whole(name, kv_heads):
@@ -398,6 +398,7 @@ def run_microbatch(model, grid, ids, targets):
         model.received.requires_grad_()
     out = model(ids, targets)
     if grid.last:
+        out = out.mean()
         (out / MICROBATCHES).backward()
     else:
         dist.send(out.detach().contiguous(), grid.neighbour(1))
