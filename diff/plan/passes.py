@@ -12,6 +12,7 @@ from tensortrace.diff.assemble import Assembled, NotComparable, by_rows
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
+from tensortrace.diff.plan.dispatched import by_dispatch
 from tensortrace.diff.plan.weights import weight_refs
 from tensortrace.diff.rows import Row
 from tensortrace.diff.scale import projected
@@ -147,8 +148,39 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
     if slot.kind == Kind.LOSS and slot.slot in _SUMMED:
         return lambda: Assembled(_total(a), _total(b))
     if slot.kind == Kind.ACTIVATION_GRAD:
-        return lambda: by_rows(a, b, pairing, scale_b=gradient_scale(pair), additive=True)
-    return lambda: by_rows(a, b, pairing, row_bound=slot.kind == Kind.LOSS)
+        return _or_dispatched(
+            lambda scale: by_rows(a, b, pairing, scale_b=scale, additive=True), slot, a, b, pair,
+            lambda: gradient_scale(pair),
+        )  # fmt: skip
+    return _or_dispatched(
+        lambda _: by_rows(a, b, pairing, row_bound=slot.kind == Kind.LOSS), slot, a, b, pair, lambda: None
+    )
+
+
+Scale = Callable[[Row], float] | None
+
+
+def _or_dispatched(
+    aligned: Callable[[Scale], Assembled],
+    slot: Slot,
+    a: tuple[Item, ...],
+    b: tuple[Item, ...],
+    pair: StepPair,
+    scale_of: Callable[[], Scale],
+) -> Callable[[], Assembled]:
+    """Return a loader by the batch's rows, or where there are none by the rows that the module was given."""
+
+    def load() -> Assembled:
+        scale = scale_of()
+        try:
+            return aligned(scale)
+        except NotComparable:
+            found = by_dispatch(slot, a, b, pair, scale) if slot.phase == "train" else None
+            if found is None:
+                raise
+            return found
+
+    return load
 
 
 def _total(items: Sequence[Item]) -> np.ndarray:

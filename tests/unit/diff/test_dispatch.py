@@ -1,0 +1,36 @@
+"""Rows that go to experts are matched by what they hold."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensortrace.diff.dispatch import match_rows
+
+RNG = np.random.default_rng(3)
+ROWS = RNG.normal(size=(700, 6)).astype(np.float32)
+
+
+def test_rows_in_another_order_and_with_round_off_are_found() -> None:
+    order = RNG.permutation(len(ROWS))
+    noisy = ROWS[order] * (1 + 1e-6 * RNG.normal(size=ROWS.shape)).astype(np.float32)
+    found = match_rows(ROWS, noisy)
+    assert (found.only_a, found.only_b) == (0, 0)
+    assert np.array_equal(order[found.rows_b], found.rows_a)
+
+
+def test_rows_of_one_run_alone_are_counted_and_left_out() -> None:
+    extra = RNG.normal(size=(5, 6)).astype(np.float32)
+    found = match_rows(ROWS, np.concatenate([extra, ROWS[10:]]))
+    assert (found.only_a, found.only_b) == (10, 5)
+    assert np.array_equal(found.rows_a, np.arange(10, len(ROWS)))
+    assert np.array_equal(found.rows_b, np.arange(5, len(ROWS) - 5))
+
+
+def test_equal_rows_match_as_often_as_both_have_them() -> None:
+    found = match_rows(np.ones((3, 2)), np.ones((2, 2)))
+    assert (len(found.rows_a), found.only_a, found.only_b) == (2, 1, 0)
+
+
+def test_rows_that_differ_by_more_than_round_off_are_not_the_same() -> None:
+    found = match_rows(ROWS[:4], ROWS[:4] * np.float32(1.01))
+    assert (len(found.rows_a), found.only_a, found.only_b) == (0, 4, 4)
