@@ -101,7 +101,7 @@ def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[R
     before: tuple[Ref, ...] = ((None, window_slot(Kind.PARAM, name, "model")),)
     states = sorted({s.slot for v in (pair.a, pair.b) for s in v.named(Kind.OPTIMIZER_STATE, name)})
     if slot.kind == Kind.BUFFER:
-        return _inputs_of_owner(name, pair), ((None, slot),)
+        return (*_inputs_of_owner(name, pair), *_averaged(name, pair)), ((None, slot),)
     if slot.slot == "start":
         return (), before
     schedule = tuple((None, s) for s in _group_slots(name, call, pair))
@@ -125,6 +125,16 @@ def _group_slots(name: str, call: int, pair: StepPair) -> list[Slot]:
                 found[slot] = None
                 found[slot._replace(slot="members")] = None
     return list(found)
+
+
+def _averaged(name: str, pair: StepPair) -> tuple[Ref, ...]:
+    """Return the parameter that a buffer of a copy of the model (a moving average) is made of, if any."""
+    parts = name.split(".")
+    for start in range(1, len(parts)):
+        slot = window_slot(Kind.PARAM, ".".join(parts[start:]), "model")
+        if slot in pair.a.items or slot in pair.b.items:
+            return ((None, slot),)
+    return ()
 
 
 def _skips(groups: tuple[Ref, ...], pair: StepPair) -> list[Slot]:

@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.types import Kind
 from tests import harness
 
 SCRIPT = harness.TRAINING / "corners.py"
-PAIRS = ("adversaries", "frozen_encoder", "skips", "recomputing")
-ALONE = (*PAIRS, "recomputing:dropout", "recomputing:lost", "batch_norm")
+PAIRS = ("adversaries", "frozen_encoder", "skips", "recomputing", "averages")
+ALONE = (*PAIRS, "averages:decay", "recomputing:dropout", "recomputing:lost", "batch_norm")
 ON_TWO = (*PAIRS, "recomputing:other", "skips:continue", "skips:scaler", "batch_norm")
 
 
@@ -93,3 +95,20 @@ def test_a_batch_norm_over_other_parts_of_the_batch_is_named(corners: Corners) -
     assert (first.where.kind, first.where.name, first.where.slot) == ("activation", "1", "out")
     assert (cause.code, cause.number) == ("batch.coupled", 2.0)
     assert cause.text.startswith("BatchNorm1d 1 computes its statistics over each rank's microbatch")
+
+
+def test_averages_of_the_model_are_buffers_under_names_of_their_own(corners: Corners) -> None:
+    folder = corners.traces / "1"
+    with Trace.open(folder / "averages") as trace:
+        entries = [entry for entry in trace.ranks[0].entries if entry.kind is Kind.BUFFER]
+        schedules = {e.name for e in trace.ranks[0].entries if e.kind is Kind.SCHEDULE}
+    names = [f"{layer}.{part}" for layer in (0, 2) for part in ("weight", "bias")]
+    prefixes = ("AveragedModel.module", "Sequential", "(copy)")
+    expected = {f"{prefix}.{name}" for prefix in prefixes for name in names}
+    assert {entry.name for entry in entries} == {*expected, "AveragedModel.n_averaged"}
+    closed = 2  # of three windows: when the recording ends, the program has let go of its averages
+    assert len(entries) == closed * (3 * len(names) + 1)
+    assert {"optimizer.0", "optimizer.1"} <= schedules, "one of them leaves out super().__init__()"
+    outcome = harness.diff(folder / "averages", folder / "averages:decay")
+    assert {o.where.kind for o in outcome.result.origins} == {"buffer"}
+    assert {o.where.name for o in outcome.result.origins} == {f"(copy).{name}" for name in names}

@@ -6,11 +6,13 @@ trace in ``FOLDER/CASE[:BUG]``. Prints one line ``CASE[:BUG] DIGEST`` for each.
 
 from __future__ import annotations
 
+import copy
 import gc
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from tensortrace import tracer
@@ -179,12 +182,53 @@ def batch_norm(case: Case) -> list[Tensor]:
     return state(model)
 
 
+class SignDescent(torch.optim.Optimizer):
+    """An optimizer of a user's own, which leaves out ``super().__init__()``."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        self.defaults = {"lr": lr}
+        self.state = defaultdict(dict)
+        self.param_groups = [{"params": list(parameters), "lr": lr}]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    kept = self.state[parameter].setdefault("average", torch.zeros_like(parameter))
+                    kept.mul_(0.9).add_(parameter.grad, alpha=0.1)
+                    parameter.sub_(kept, alpha=group["lr"])
+
+
+def averages(case: Case) -> list[Tensor]:
+    """Moving averages of three kinds, an optimizer of one's own, and another for the last layer."""
+    net = classifier()
+    model = wrapped(net)
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    copied = copy.deepcopy(net).requires_grad_(False)
+    table = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    optimizers = [SignDescent(net[0].parameters(), 0.05), torch.optim.Adam(net[2].parameters(), lr=1e-2)]
+    for _ in range(STEPS):
+        F.cross_entropy(model(case.rows(6)), case.labels(5)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        net.zero_grad()
+        average.update_parameters(net)
+        with torch.no_grad():
+            for old, new in zip(copied.parameters(), net.parameters(), strict=True):
+                old.mul_(0.5).add_(new, alpha=0.5)
+            for name, new in net.named_parameters():
+                table[name].lerp_(new, 0.25 if case.bug == "decay" else 0.5)
+    return [*state(net, average, copied), *table.values()]
+
+
 CASES: dict[str, Callable[[Case], list[Tensor]]] = {
     "adversaries": adversaries,
     "frozen_encoder": frozen_encoder,
     "skips": skips,
     "recomputing": recomputing,
     "batch_norm": batch_norm,
+    "averages": averages,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensortrace.tracer.hooks import backward, checkpoint, clip, flats, guard, loss, rng
 from tensortrace.tracer.hooks.collectives import Collectives
+from tensortrace.tracer.hooks.duplicates import Duplicates
 from tensortrace.tracer.hooks.gradients import Gradients
 from tensortrace.tracer.hooks.living import number_living
 from tensortrace.tracer.hooks.modules import Modules
@@ -26,15 +27,14 @@ class Hooks:
     ``session`` and ``modules`` are for what changes the run at its user's request (``tracer.start``).
     """
 
-    def __init__(self, session: Session, gradients: Gradients, modules: Modules) -> None:
+    def __init__(self, session: Session, modules: Modules) -> None:
         self.session = session
         self.modules = modules
-        self._gradients = gradients
 
     @guard.guard("finish")
     def finish(self) -> None:
         """Record what the last window still owes; called once, when the program ends."""
-        self._gradients.close_window()
+        self.session.clock.end()
 
     def remove(self) -> None:
         """Take out every hook and patch; tensors recorded so far are not affected."""
@@ -59,6 +59,7 @@ def install(sink: Sink) -> Hooks:
             session.optimizers,
             schedules.order,
             trains=lambda parameter: session.names.known(parameter) is not None,
+            unhooked=optimizers.watch_class,
         ),
     )
     rng.install(session)
@@ -68,6 +69,7 @@ def install(sink: Sink) -> Hooks:
         Named(session, modules),
         Collectives(session, reductions),
         Pipelines(session, reductions),
+        Duplicates(session),
     )
     for part in (*parts, scalers, schedules, optimizers):
         part.install()
@@ -76,4 +78,4 @@ def install(sink: Sink) -> Hooks:
         source.install(session)
     session.patches.bind()
     guard.arm(sink)
-    return Hooks(session, gradients, modules)
+    return Hooks(session, modules)

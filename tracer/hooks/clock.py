@@ -200,6 +200,10 @@ class Clock:
         """Note that an optimizer stepped, or skipped its step."""
         self._stepped = True
 
+    def end(self) -> None:
+        """Note that no window follows: do what is done before one closes."""
+        _run(self.before_close)
+
     def take(self, moment: Moment, kind: Kind, name: str, slot: str) -> Call:
         """Return the next call number under a key, the first pass's in a recompute."""
         key = (moment, kind, name, slot)

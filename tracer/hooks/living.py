@@ -18,13 +18,15 @@ def number_living(
     schedulers: Order[LRScheduler],
     *,
     trains: Callable[[torch.Tensor], bool],
+    unhooked: Callable[[type[Optimizer]], None],
 ) -> None:
     """Give numbers to what belongs to this training and has none yet, the oldest first.
 
     A recording may begin in the middle of a program, which may hold the optimizers of other trainings:
     ``trains`` tells whether a parameter belongs to this one. And there are optimizers that leave out
     ``super().__init__()``: one that owns parameters is an optimizer like any other, one that holds only
-    those of others (as accelerate's) is a wrapper and steps nothing itself. Takes hundredths of a second.
+    those of others (as accelerate's) is a wrapper and steps nothing itself. ``unhooked`` gets the class of
+    such an optimizer, since torch's step hooks don't see it. Takes hundredths of a second.
     """
     initialised: list[Optimizer] = []
     uninitialised: list[Optimizer] = []
@@ -50,6 +52,7 @@ def number_living(
         owned = {id(parameter) for other in optimizers for parameter in _parameters(other)}
         if owned.isdisjoint(map(id, _parameters(optimizer))):
             optimizers.number(optimizer)
+            unhooked(type(optimizer))
     known = list(optimizers)
     for scheduler in unnumbered:
         if any(getattr(scheduler, "optimizer", None) is optimizer for optimizer in known):

@@ -308,6 +308,20 @@ def _swaps(root: nn.Module) -> dict[int, torch.Tensor]:
     return {id(whole): parameter for whole, parameter in stand_ins(root)}
 
 
+def class_of(module: nn.Module) -> str:
+    """Return the name of the class of the innermost module that the module wraps."""
+    return type(_unwrapped(module)).__name__
+
+
+def tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return (canonical FQN in the module, parameter or buffer), each tensor under its first name."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for path, part in _walk(module, "", ()):
+        for name, tensor in _full_names(path, part):
+            found.setdefault(id(tensor), (name, tensor))
+    return list(found.values())
+
+
 def _describe(path: str, module: nn.Module) -> ModuleName:
     child = _wrapped_attribute(module)
     compiled = child == "_orig_mod" or getattr(module, "_compiled_call_impl", None) is not None

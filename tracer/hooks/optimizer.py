@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,7 @@ from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.gradients import Gradients
 from tensortrace.tracer.hooks.guard import guard, hide
 from tensortrace.tracer.hooks.imports import when_imported
-from tensortrace.tracer.hooks.optimizer_depth import is_outermost_step
+from tensortrace.tracer.hooks.optimizer_depth import is_outermost_step, watched
 from tensortrace.tracer.hooks.scaler import Scalers
 from tensortrace.tracer.hooks.schedule import Schedules
 from tensortrace.tracer.hooks.session import Session
@@ -67,6 +68,13 @@ class Optimizers:
         if owner is not None:
             hidden = hide(getattr(owner, zero.CONSTRUCTS_INNER))
             self._session.patches.attribute(owner, zero.CONSTRUCTS_INNER, hidden)
+
+    def watch_class(self, kind: type[Optimizer]) -> None:
+        """Watch the steps of a class that torch has not prepared for hooks: it left out ``__init__``."""
+        original: Callable[..., Any] = kind.step
+        if hasattr(original, "hooked") or "step" not in vars(kind):
+            return
+        self._session.patches.attribute(kind, "step", watched(original, self._before, self._after))
 
     @guard("skipped optimizer step")
     def skipped(self, optimizer: Optimizer) -> None:

@@ -26,12 +26,12 @@ def user_line() -> str | None:
     return None
 
 
-def calls_in_progress(code: CodeType) -> int:
-    """Count the frames of this thread that run ``code``: true even after exceptions, unlike a counter."""
+def calls_in_progress(*codes: CodeType) -> int:
+    """Count the frames of this thread that run any of these: true even after exceptions, unlike a counter."""
     frame: FrameType | None = sys._getframe(1)
     count = 0
     while frame is not None:
-        count += frame.f_code is code
+        count += frame.f_code in codes
         frame = frame.f_back
     return count
 

@@ -80,6 +80,7 @@ def train(steps: int, *, end: str = "normally", say: bool = False) -> str:
     model: nn.Module = DistributedDataParallel(net) if dist.is_initialized() else net
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    average = torch.optim.swa_utils.AveragedModel(net)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     torch.manual_seed(100 + rank)
     losses = []
@@ -101,6 +102,7 @@ def train(steps: int, *, end: str = "normally", say: bool = False) -> str:
         scaler.step(optimizer)
         scaler.update()
         schedule.step()
+        average.update_parameters(net)
         optimizer.zero_grad()
         if dist.is_initialized():
             dist.all_reduce(losses[-1])
@@ -109,7 +111,9 @@ def train(steps: int, *, end: str = "normally", say: bool = False) -> str:
         if say:
             os.write(1, f"step {step} done\n".encode())
     state = [value for entry in optimizer.state.values() for value in entry.values()]
-    return digest(*losses, *model.state_dict().values(), *state, torch.get_rng_state())
+    return digest(
+        *losses, *average.state_dict().values(), *model.state_dict().values(), *state, torch.get_rng_state()
+    )
 
 
 def main() -> None:
