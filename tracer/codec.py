@@ -20,6 +20,9 @@ from tensortrace.tracer.codec_dtypes import Bytes, dtype_of
 FRAME_BYTES = 4 << 20
 """The most raw bytes that one frame may hold."""
 
+WINDOW_BYTES = 8 << 20
+"""The largest window that a frame may ask for."""
+
 RECORD_MAGIC = 0x184D2A5A
 """Magic number of the skippable frame that holds an index line."""
 
@@ -31,7 +34,6 @@ Compress = Literal["auto", "off"]
 
 _FRAME_MAGIC = 0xFD2FB528
 _BLOCK_BYTES = 128 << 10
-_WINDOW_BYTES = 8 << 20
 _PLANES_FROM = 1024  # elements; smaller tensors gain nothing and stay readable as they are
 _COMPRESS_FROM = 64  # bytes; below, a frame of one raw block is as small
 _SAMPLE_BYTES = 16 << 10
@@ -182,7 +184,7 @@ def _parse_header(head: bytes, offset: int) -> tuple[int, int]:
     if content > FRAME_BYTES:
         raise BadFrame(offset, f"the frame states {content} raw bytes, more than {FRAME_BYTES}")
     window = content if single else (1 << (10 + (head[5] >> 3))) // 8 * (8 + (head[5] & 7))
-    if window > _WINDOW_BYTES:
+    if window > WINDOW_BYTES:
         raise BadFrame(offset, f"the frame asks for a window of {window} bytes")
     return start + field, content
 
@@ -208,7 +210,7 @@ class Decoder:
     """Turns frames back into logical bytes; one per thread."""
 
     def __init__(self) -> None:
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
 
     def frame(self, data: bytes, frame: Frame) -> bytes:
         """Return the raw bytes of one frame; raise BadFrame if they aren't what it states."""

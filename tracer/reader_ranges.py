@@ -5,57 +5,94 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
 from itertools import accumulate, count
 from pathlib import Path
 
 import numpy as np
+import zstandard
 
-from tensortrace.tracer.codec import FRAME_BYTES, Decoder
+from tensortrace.tracer.codec import FRAME_BYTES, WINDOW_BYTES, BadFrame, Decoder, Frame
 from tensortrace.tracer.codec_dtypes import Bytes, dtype_of
 from tensortrace.tracer.codec_values import digest_of
 from tensortrace.tracer.errors import DamagedTrace
 from tensortrace.tracer.reader_segment import SegmentFile, blob_frames, open_segment
 from tensortrace.tracer.types import Blob, Entry
 
-CACHE_BYTES = 128 << 20
-"""Decompressed frames that are kept, of all tensors together: neighbouring ranges share them."""
+CURSORS = 256
+"""Frames that stay open in the middle, of all tensors together: neighbouring ranges go on from there."""
+
+_BLOCK_BYTES = 128 << 10
+_READ_BYTES = 64 << 10
 
 
-class _Cache:
-    """The frames last used, by reader and number; shared by all threads."""
+class _Source:
+    """The compressed bytes of one frame, as a file that is open only while it is read."""
+
+    def __init__(self, path: Path, frame: Frame) -> None:
+        self._path = path
+        self._at = frame.offset
+        self._end = frame.offset + frame.length
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        with open_segment(self._path) as segment:
+            found = segment.at(self._at, min(size, self._end - self._at))
+        self._at += len(found)
+        return found
+
+
+class _Cursor:
+    """A place in a compressed frame, from which reading goes on."""
+
+    def __init__(self, path: Path, frame: Frame) -> None:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
+        self._stream = decompressor.stream_reader(
+            _Source(path, frame),  # type: ignore[arg-type]  # only read is used
+            read_size=_READ_BYTES,
+        )
+        self._frame = frame
+        self.position = 0
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Return raw bytes from the position or behind it; raise BadFrame if they aren't there."""
+        while self.position < start:
+            self._take(min(start - self.position, _BLOCK_BYTES))
+        return np.frombuffer(self._take(stop - start), np.uint8)
+
+    def _take(self, size: int) -> bytes:
+        try:
+            found: bytes = self._stream.read(size)
+        except zstandard.ZstdError as error:
+            raise BadFrame(self._frame.offset, f"the frame does not decompress ({error})") from error
+        if len(found) != size:
+            raise BadFrame(self._frame.offset, "the frame holds fewer raw bytes than it states")
+        self.position += size
+        return found
+
+
+class _Cursors:
+    """The cursors last used, by reader and frame; one that is in use is taken out."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held = 0
-        self._frames: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._waiting: OrderedDict[tuple[int, int], _Cursor] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[int, int]) -> bytes | None:
-        """Return a frame that is still there."""
+    def take(self, key: tuple[int, int], start: int) -> _Cursor | None:
+        """Return a cursor that has not passed ``start``."""
         with self._lock:
-            found = self._frames.get(key)
-            if found is not None:
-                self._frames.move_to_end(key)
-            return found
+            found = self._waiting.pop(key, None)
+        return found if found is not None and found.position <= start else None
 
-    def put(self, key: tuple[int, int], frame: bytes) -> None:
-        """Keep a frame, letting go of those not used for longest."""
+    def put(self, key: tuple[int, int], cursor: _Cursor) -> None:
+        """Keep a cursor, letting go of those not used for longest."""
         with self._lock:
-            if key not in self._frames:
-                self._held += len(frame)
-            self._frames[key] = frame
-            while self._held > self._most:
-                self._held -= len(self._frames.popitem(last=False)[1])
-
-    def forget(self, reader: int) -> None:
-        """Let go of one reader's frames."""
-        with self._lock:
-            for key in [key for key in self._frames if key[0] == reader]:
-                self._held -= len(self._frames.pop(key))
+            self._waiting[key] = cursor
+            while len(self._waiting) > self._most:
+                self._waiting.popitem(last=False)
 
 
-_CACHE = _Cache(CACHE_BYTES)
+_CURSORS = _Cursors(CURSORS)
 _NUMBERS = count()
 
 
@@ -91,10 +128,6 @@ class RangeReader:
                 self._check(segment, decoder)
             return self._logical(segment, decoder, start, stop)
 
-    def close(self) -> None:
-        """Let go of what is kept of the tensor; it can still be read."""
-        _CACHE.forget(self._number)
-
     def _check(self, segment: SegmentFile, decoder: Decoder) -> None:
         hasher = digest_of(self._entry.dtype, self._entry.local_shape)
         step = FRAME_BYTES if self._blob.codec == "planes" else FRAME_BYTES // self._item
@@ -123,27 +156,50 @@ class RangeReader:
     def _raw(self, segment: SegmentFile, decoder: Decoder, start: int, stop: int) -> Bytes:
         """Return the raw bytes [start, stop) of the blob."""
         out = np.empty(stop - start, np.uint8)
-        for number, first, frame in self._overlapping(segment, decoder, start, stop):
-            low, high = max(start, first), min(stop, self._ends[number])
-            out[low - start : high - start] = np.frombuffer(frame, np.uint8)[low - first : high - first]
+        number = bisect_right(self._ends, start)
+        while start < stop:
+            first = self._ends[number] - self._frames[number].content
+            upto = min(stop, self._ends[number])
+            filled = out.size - (stop - start)
+            out[filled : filled + upto - start] = self._part(
+                segment, decoder, number, start - first, upto - first
+            )
+            start, number = upto, number + 1
         return out
 
-    def _overlapping(
-        self, segment: SegmentFile, decoder: Decoder, start: int, stop: int
-    ) -> Iterator[tuple[int, int, bytes]]:
-        """Yield number, first raw byte and content of the frames that reach into a range."""
-        number = bisect_right(self._ends, start)
-        while (
-            number < len(self._frames) and (first := self._ends[number] - self._frames[number].content) < stop
-        ):
-            yield number, first, self._frame(segment, decoder, number)
-            number += 1
-
-    def _frame(self, segment: SegmentFile, decoder: Decoder, number: int) -> bytes:
+    def _part(self, segment: SegmentFile, decoder: Decoder, number: int, low: int, high: int) -> Bytes:
+        """Return the raw bytes [low, high) of one frame."""
+        frame = self._frames[number]
+        if (low, high) == (0, frame.content):
+            whole = decoder.frame(segment.at(frame.offset, frame.length), frame)
+            return np.frombuffer(whole, np.uint8)
+        stored = _stored(segment, frame, low, high)
+        if stored is not None:
+            return stored
         key = (self._number, number)
-        found = _CACHE.get(key)
-        if found is None:
-            frame = self._frames[number]
-            found = decoder.frame(segment.at(frame.offset, frame.length), frame)
-            _CACHE.put(key, found)
+        cursor = _CURSORS.take(key, low) or _Cursor(segment.path, frame)
+        found = cursor.read(low, high)
+        if cursor.position < frame.content:
+            _CURSORS.put(key, cursor)
         return found
+
+
+def _stored(segment: SegmentFile, frame: Frame, low: int, high: int) -> Bytes | None:
+    """Return the raw bytes [low, high) of a frame of raw blocks as they stand in the file; else None."""
+    blocks = -(-frame.content // _BLOCK_BYTES)
+    plain = frame.start - frame.offset + frame.content + 3 * blocks
+    if frame.length not in (plain, plain + 4):  # with a checksum
+        return None
+    first, last = low // _BLOCK_BYTES, (high - 1) // _BLOCK_BYTES
+    end = min((last + 1) * _BLOCK_BYTES, frame.content)
+    size = end - first * _BLOCK_BYTES + 3 * (last - first + 1)
+    data = np.frombuffer(segment.at(frame.start + first * (_BLOCK_BYTES + 3), size), np.uint8)
+    out = np.empty(end - first * _BLOCK_BYTES, np.uint8)
+    for block in range(last - first + 1):
+        begin = block * _BLOCK_BYTES
+        length = min(_BLOCK_BYTES, out.size - begin)
+        header = int.from_bytes(data[begin + 3 * block : begin + 3 * block + 3].tobytes(), "little")
+        if header >> 1 != length << 2:
+            return None  # not a raw block of this length
+        out[begin : begin + length] = data[begin + 3 * block + 3 :][:length]
+    return out[low - first * _BLOCK_BYTES : high - first * _BLOCK_BYTES]

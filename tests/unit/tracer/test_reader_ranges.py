@@ -87,4 +87,4 @@ def test_reading_block_by_block_takes_a_fraction_of_the_tensor(tmp_path: Path) -
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found == total
-    assert peak < 192 << 20  # frames that are kept, and a few blocks
+    assert peak < 64 << 20  # a frame of each plane while the digest is checked, then a few blocks
