@@ -124,6 +124,9 @@ def _ranks(outcome: Outcome, items: Sequence[Item]) -> tuple[int, ...]:
 
 
 def _evidence(outcome: Outcome) -> tuple[str, ...]:
+    if outcome.window is not None:
+        block = outcome.assembled.shape if outcome.assembled else ()
+        return (f"causes were sought in the block of {list(block)} elements that holds the worst one",)
     if outcome.node.slot.slot != "weight" or outcome.pair is None:
         return ()
     lines = []

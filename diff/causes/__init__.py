@@ -20,6 +20,7 @@ from tensortrace.diff.causes import (
 from tensortrace.diff.causes.case import Case, Detector, settle
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.result import Cause
+from tensortrace.diff.window import Windows
 
 DETECTORS: tuple[Detector, ...] = (
     skipping.skipped_by_scaler,
@@ -63,7 +64,9 @@ def name_causes(
 ) -> tuple[Cause, ...]:
     """Return the tested causes of an origin, the simplest first."""
     siblings = tuple(o for o in execution.outcomes if _beside(o, origin))
-    case = Case(origin, siblings, execution, a, b, offset)
+    windows = Windows.of((origin, *siblings))  # what is too large to hold is looked at in one block
+    seen = {id(o): windows.outcome(o) for o in (origin, *siblings)}
+    case = Case(seen[id(origin)], tuple(seen[id(o)] for o in siblings), execution, a, b, offset)
     accepted = []
     for number, detector in enumerate(DETECTORS):
         for proposal in detector(case):
