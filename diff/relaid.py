@@ -32,6 +32,11 @@ def laid_out(trace: Trace, path: Path | None) -> Trace:
     return trace if path is None else relaid(trace, RunLayout.load(path))
 
 
+def layout_notes(trace: Trace) -> tuple[str, ...]:
+    """Return what a reader of a comparison must know of a trace's layout file."""
+    return trace.layout.notes() if isinstance(trace, RelaidTrace) else ()
+
+
 def relaid(trace: Trace, layout: RunLayout) -> Trace:
     """Return a trace under a layout; raises LayoutFileError where the layout does not fit it.
 

@@ -80,6 +80,10 @@ class Pattern:
         """Return the names of all factors."""
         return frozenset(leaf.name for term in self.dims for leaf in leaves(term))
 
+    def shares(self) -> bool:
+        """Tell whether some blocks of a dimension are split over an axis and others are not."""
+        return any(_shares(term) for term in self.dims)
+
     def spread(self, ndim: int) -> tuple[Term, ...] | None:
         """Return the terms of a tensor of ``ndim`` dimensions, or None where the pattern has other ones."""
         at = [i for i, term in enumerate(self.dims) if term == Leaf(ELLIPSIS)]
@@ -99,6 +103,13 @@ def leaves(term: Term) -> Iterator[Leaf]:
     else:
         for inner in term.factors if isinstance(term, Product) else term.blocks:
             yield from leaves(inner)
+
+
+def _shares(term: Term) -> bool:
+    if isinstance(term, Blocks):
+        axes = [frozenset(s.axis for leaf in leaves(block) for s in leaf.splits) for block in term.blocks]
+        return len(set(axes)) > 1 or any(map(_shares, term.blocks))
+    return isinstance(term, Product) and any(map(_shares, term.factors))
 
 
 def parse_pattern(text: str) -> Pattern:

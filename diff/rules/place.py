@@ -233,26 +233,33 @@ class Placing:
         return found
 
     def _dimension(self, term: Term, sizes: Mapping[str, int]) -> _Dimension | None:
-        """Return where a dimension of the target comes from, None where not from one local dimension."""
+        """Return where a dimension of the target comes from, None where not from one local dimension.
+
+        Beside blocks that an axis splits, a block that all its ranks hold is the first rank's: else parts
+        would overlap.
+        """
         own = {
             names_of((block,)): (dim, block)
             for dim, local in enumerate(self.terms)
             for block in blocks_of(local, self.sizes, self.grid)
         }
-        local, here, there = set(), [], []
-        for block in blocks_of(term, sizes, self._nowhere):
-            if (names := names_of((block,))) not in own:
-                return None
-            dim, mine = own[names]
+        wanted = blocks_of(term, sizes, self._nowhere)
+        if any(names_of((block,)) not in own for block in wanted):
+            return None
+        pairs = [(block, *own[names_of((block,))]) for block in wanted]
+        if len({dim for _, dim, _ in pairs}) > 1:
+            return None
+        axes = set().union(*(_axes(mine) for _, _, mine in pairs))
+        here, there = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for block, _, mine in pairs:
+            if any(self.grid.where[axis] for axis in axes - _axes(mine)):
+                continue
             strides = {leaf.name: (leaf, stride) for leaf, stride in mine.factors}
             kept = {name: self._kept(leaf) for name, (leaf, _) in strides.items()}
             ordered = Block(mine.base, tuple(strides[leaf.name] for leaf, _ in block.factors))
-            local.add(dim)
             here.append(_combine(ordered, {name: positions for name, (positions, _) in kept.items()}))
             there.append(_combine(block, {name: positions for name, (_, positions) in kept.items()}))
-        return (
-            _Dimension(local.pop(), np.concatenate(here), np.concatenate(there)) if len(local) == 1 else None
-        )
+        return _Dimension(pairs[0][1], np.concatenate(here), np.concatenate(there))
 
     def _part(self, local: Branch, target: Branch, global_shape: tuple[int, ...]) -> Part:
         kept = {leaf.name: self._kept(leaf) for block in local for leaf, _ in block.factors}
@@ -274,6 +281,11 @@ class Placing:
         there = np.array([i for run in self.grid.runs(leaf, size) for i in run], dtype=np.int64)
         here = np.flatnonzero(there < self.valid.get(leaf.name, size))
         return here, there[here]
+
+
+def _axes(block: Block) -> set[str]:
+    """Return the axes that split a block."""
+    return {split.axis for leaf, _ in block.factors for split in leaf.splits}
 
 
 class _Dimension(NamedTuple):

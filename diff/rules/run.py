@@ -103,6 +103,12 @@ class RunLayout:
             return (canonical,)
         return tuple(fill(target, match, match.groupdict()) for target, _ in rule.to)
 
+    def notes(self) -> tuple[str, ...]:
+        """Return what a reader of a comparison must know of this layout."""
+        titles = ", ".join(rule.title for rule in self.rules if not rule.to and rule.value.shares())
+        text = f"{self.path}: of blocks that all ranks hold beside split ones, the first rank's are compared"
+        return (f"{text}: {titles}",) if titles else ()
+
     def rule(self, kind: Kind, slot: str, name: str) -> Rule | None:
         """Return the first rule for a boundary of this canonical name, None where there is none."""
         for rule in self.rules:

@@ -78,6 +78,16 @@ def test_blocks_are_each_split_over_the_axis(tmp_path: Path) -> None:
     assert np.array_equal(gather(layout, ranks)["w"], np.concatenate([q, k, v]))
 
 
+def test_of_blocks_that_every_rank_has_beside_split_ones_the_first_ranks_count(tmp_path: Path) -> None:
+    q, k = numbered(4, 3), 100 + numbered(2, 3)
+    layout = layout_of(tmp_path, TP2 + rule("w", "(q[tp]|k) i", "sizes = { q = 4 }"))
+    ranks = [np.concatenate([q[:2], k]), np.concatenate([q[2:], k])]
+    assert np.array_equal(gather(layout, ranks)["w"], np.concatenate([q, k]))
+    [view] = layout.views(Kind.PARAM, "model", "w", 1, (4, 3))
+    assert view.local_shape == (2, 3)
+    assert "the first rank's are compared: rule 1 (w)" in layout.notes()[0]
+
+
 def test_a_fused_interleaved_tensor_is_split_into_the_other_frameworks_three(tmp_path: Path) -> None:
     groups, per_group, d, i = 4, 2, 3, 5
     q, k, v = (
