@@ -100,7 +100,7 @@ def way_by_shape(
 def body_of(way: Joined, ndim: int, *, split_axis: bool) -> Body:
     """Return what a rule says of tensors that are joined so."""
     names = ["b", "s", "h"][:ndim] if ndim <= 3 else [f"d{dim}" for dim in range(ndim)]
-    if way.how != "split":
+    if way.how in ("same", "partial"):
         return Body(" ".join([*names, *([f"{way.how}:{PART}"] if split_axis else [])]))
     if way.term is None:
         names[way.dim] += f"[{PART}]"
@@ -108,7 +108,8 @@ def body_of(way: Joined, ndim: int, *, split_axis: bool) -> Body:
     whole = [*names[: way.dim], way.term.whole, *names[way.dim + 1 :]]
     names[way.dim] = way.term.text
     turned = " ".join(whole) if way.term.permutes else None
-    return Body(" ".join(names), None, way.term.sizes, way.term.valid, turned)
+    added = [f"partial:{PART}"] if way.how == "added" else []
+    return Body(" ".join([*names, *added]), None, way.term.sizes, way.term.valid, turned)
 
 
 def _ids(own: Recorded, microbatch: int) -> np.ndarray | None:

@@ -24,7 +24,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Joined:
-    """How parts make a whole tensor: ``same``, ``partial``, or split along ``dim`` as ``term`` says."""
+    """How parts make a whole tensor: ``same``, ``partial``, or split along ``dim`` as ``term`` says.
+
+    ``added``: split so, and the blocks that all hold are sums.
+    """
 
     how: str
     error: float
@@ -65,6 +68,8 @@ def ways_to_join(
             lengths = [len(v) for v in candidate.vectors]
             if candidate.size == whole.shape[dim] and lengths == [p.shape[dim] for p in parts]:
                 offer(Joined("split", 0.0, dim, candidate.term), _placed(parts, whole, dim, candidate))
+                if sum(lengths) > candidate.size:
+                    offer(Joined("added", 0.0, dim, candidate.term), _added(parts, whole, dim, candidate))
     return found
 
 
@@ -85,6 +90,14 @@ def distance(value: np.ndarray, whole: np.ndarray, *, scaled: bool) -> float:
 def total(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the sum of equally shaped tensors in float64."""
     return np.asarray(np.add.reduce([part.astype(np.float64) for part in parts]))
+
+
+def _added(parts: Sequence[np.ndarray], whole: np.ndarray, dim: int, candidate: Candidate) -> np.ndarray:
+    value = np.zeros(whole.shape)
+    for part, vector in zip(parts, candidate.vectors, strict=True):
+        kept = vector >= 0
+        np.moveaxis(value, dim, 0)[vector[kept]] += np.moveaxis(part, dim, 0)[kept]
+    return value
 
 
 def _placed(parts: Sequence[np.ndarray], whole: np.ndarray, dim: int, candidate: Candidate) -> np.ndarray:

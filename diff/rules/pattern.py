@@ -140,7 +140,10 @@ def _check(pattern: Pattern) -> None:
     ):
         raise BadPattern("'...' stands inside a dimension or is split, expected it to stand for whole ones")
     for axis in {*pattern.partial, *pattern.same, *pattern.own}:
-        if axis in split or (axis in pattern.partial) + (axis in pattern.same) + (axis in pattern.own) > 1:
+        in_blocks = axis in pattern.partial and pattern.shares()  # the blocks that it doesn't split are sums
+        if (axis in split and not in_blocks) or (axis in pattern.partial) + (axis in pattern.same) + (
+            axis in pattern.own
+        ) > 1:
             raise BadPattern(f"axis {axis} is mentioned in two ways")
 
 

@@ -73,7 +73,8 @@ class Part:
 
     ``index`` has one vector of local positions per local dimension; what is taken is then seen as
     ``expanded``, transposed by ``order`` and seen as ``shape``. ``held`` are the runs of global positions
-    per global dimension.
+    per global dimension. Where ``filled``, these are the global positions of what is taken, and the part is
+    as large as the global tensor, with zeros elsewhere.
     """
 
     index: tuple[np.ndarray, ...]
@@ -82,23 +83,30 @@ class Part:
     shape: tuple[int, ...]
     held: tuple[tuple[range, ...], ...]
     global_shape: tuple[int, ...]
+    filled: tuple[np.ndarray, ...] = ()
 
     def take(self, array: np.ndarray) -> np.ndarray:
         """Return the part of a local tensor, in the order of the global one."""
         for dim, index in enumerate(self.index):
             if len(index) != array.shape[dim] or not _is_whole(index):
                 array = array.take(index, axis=dim)
-        return array.reshape(self.expanded).transpose(self.order).reshape(self.shape)
+        if not self.filled:
+            return array.reshape(self.expanded).transpose(self.order).reshape(self.shape)
+        whole = np.zeros(self.global_shape, dtype=array.dtype)
+        whole[np.ix_(*self.filled)] = array.transpose(self.order)
+        return whole
 
     def picked(self) -> str:
         """Return a digest of what is taken and in which order."""
         digest = xxhash.xxh3_64(f"{self.expanded} {self.order} {self.shape}".encode())
-        for index in self.index:
+        for index in (*self.index, *self.filled):
             digest.update(index.tobytes())
         return digest.hexdigest()
 
     def is_all(self, local_shape: tuple[int, ...]) -> bool:
         """Tell whether taking it changes nothing."""
+        if self.filled:
+            return False
         whole = all(len(i) == n and _is_whole(i) for i, n in zip(self.index, local_shape, strict=True))
         return whole and self.shape == local_shape and self.order == tuple(range(len(self.order)))
 
@@ -204,6 +212,7 @@ class Placing:
     sizes: Mapping[str, int]
     valid: Mapping[str, int]
     grid: Grid
+    partial: Container[str] = ()
     _nowhere: Grid = field(init=False)
 
     def __post_init__(self) -> None:
@@ -252,14 +261,15 @@ class Placing:
         axes = set().union(*(_axes(mine) for _, _, mine in pairs))
         here, there = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for block, _, mine in pairs:
-            if any(self.grid.where[axis] for axis in axes - _axes(mine)):
+            if any(self.grid.where[axis] for axis in axes - _axes(mine) if axis not in self.partial):
                 continue
             strides = {leaf.name: (leaf, stride) for leaf, stride in mine.factors}
             kept = {name: self._kept(leaf) for name, (leaf, _) in strides.items()}
             ordered = Block(mine.base, tuple(strides[leaf.name] for leaf, _ in block.factors))
             here.append(_combine(ordered, {name: positions for name, (positions, _) in kept.items()}))
             there.append(_combine(block, {name: positions for name, (_, positions) in kept.items()}))
-        return _Dimension(pairs[0][1], np.concatenate(here), np.concatenate(there))
+        summed = any(axis in self.partial for axis in axes)
+        return _Dimension(pairs[0][1], np.concatenate(here), np.concatenate(there), summed)
 
     def _part(self, local: Branch, target: Branch, global_shape: tuple[int, ...]) -> Part:
         kept = {leaf.name: self._kept(leaf) for block in local for leaf, _ in block.factors}
@@ -289,23 +299,29 @@ def _axes(block: Block) -> set[str]:
 
 
 class _Dimension(NamedTuple):
-    """A dimension of the target: the local one it comes from, what to take of that, and where it lies."""
+    """A dimension of the target: the local one it comes from, what to take of that, and where it lies.
+
+    ``summed``: ranks' parts overlap and add up.
+    """
 
     local: int
     here: np.ndarray
     there: np.ndarray
+    summed: bool
 
 
 def _separate(dims: Sequence[_Dimension], global_shape: tuple[int, ...]) -> Part:
     """Return the part whose dimensions are taken one by one."""
     by_local = sorted(dims, key=lambda dim: dim.local)
+    summed = any(dim.summed for dim in dims)
     return Part(
         index=tuple(dim.here for dim in by_local),
         expanded=tuple(len(dim.here) for dim in by_local),
         order=tuple(dim.local for dim in dims),
-        shape=tuple(len(dim.there) for dim in dims),
-        held=tuple(_runs(dim.there) for dim in dims),
+        shape=global_shape if summed else tuple(len(dim.there) for dim in dims),
+        held=tuple((range(n),) for n in global_shape) if summed else tuple(_runs(dim.there) for dim in dims),
         global_shape=global_shape,
+        filled=tuple(dim.there for dim in dims) if summed else (),
     )
 
 

@@ -177,7 +177,7 @@ class RunLayout:
             if terms is None:
                 raise Unfit(f"found {len(shape)} dimensions, expected {len(pattern.dims)}")
             sizes = solve(terms, shape, rule.written.sizes, grid)
-            placing = Placing(terms, sizes, rule.written.valid, grid)
+            placing = Placing(terms, sizes, rule.written.valid, grid, pattern.partial)
             if not rule.to:
                 return [(None, part) for part in placing.parts(Pattern(tuple(map(_bare, terms))))]
             return [(target, part) for target, to in rule.to for part in placing.parts(to)]
@@ -211,10 +211,10 @@ class RunLayout:
     def _placement(
         self, axis: str, size: int, pattern: Pattern, dim_of: Mapping[str, int], kind: Kind
     ) -> Placement:
-        if axis in dim_of:
-            return Placement("shard", dim=dim_of[axis])
         if axis in pattern.partial:
             return Placement("partial", op=pattern.partial[axis])
+        if axis in dim_of:
+            return Placement("shard", dim=dim_of[axis])
         if axis in self.axes_of_data and axis not in pattern.axes():
             if kind in SAMPLE_KINDS:
                 return Placement("data")

@@ -88,6 +88,17 @@ def test_of_blocks_that_every_rank_has_beside_split_ones_the_first_ranks_count(t
     assert "the first rank's are compared: rule 1 (w)" in layout.notes()[0]
 
 
+def test_blocks_that_are_sums_beside_split_ones_are_added(tmp_path: Path) -> None:
+    q, k = numbered(4, 3), 100 + numbered(2, 3)
+    layout = layout_of(tmp_path, TP2 + rule("w", "(q[tp]|k) i partial:tp", "sizes = { q = 4 }"))
+    ranks = [np.concatenate([q[:2], k * 0.25]), np.concatenate([q[2:], k * 0.75])]
+    views = [layout.views(Kind.PARAM, "model", "w", rank, (4, 3))[0] for rank in (0, 1)]
+    total = sum(view.take(value) for view, value in zip(views, ranks, strict=True))
+    assert np.array_equal(total, np.concatenate([q, k]))
+    assert [view.shard.placements[0].kind for view in views] == ["partial", "partial"]
+    assert views[1].local_shape == views[1].shard.global_shape == (6, 3)
+
+
 def test_a_fused_interleaved_tensor_is_split_into_the_other_frameworks_three(tmp_path: Path) -> None:
     groups, per_group, d, i = 4, 2, 3, 5
     q, k, v = (
