@@ -1,7 +1,7 @@
 """The trainings of the layout table and of its planted mistakes.
 
 Sizes that no mesh divides are everywhere: MLPs of 13 features, a vocabulary of 50, rows of 3 to 11 tokens;
-pipelines have 7 layers.
+pipelines have 7, 5 or 3 layers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from tests.integration.layouts import Case
 
 DEEP = "--depth 7"
-TIED = "--depth 7 --tied"
+TIED = "--depth 3 --tied"
 
 QUICK = [
     Case("ddp", 2, spread="--layout ddp"),
@@ -25,10 +25,11 @@ QUICK = [
     Case("zero1", 2, spread="--layout zero1"),
     Case("tp", 2, spread="--layout tp"),
     Case("tp-shared-kv", 2, "--kv-heads 1", "--layout tp"),
+    Case("tp-padded", 2, spread="--layout tp --pad-vocabulary 64", layout="tp-padded"),
     Case("tp-sp", 2, spread="--layout tp-sp"),
     Case("pp", 2, DEEP, "--layout pp"),
     Case("pp-tied", 2, TIED, "--layout pp", layout="pp-tied"),
-    Case("pp-interleaved", 2, DEEP, "--layout pp-interleaved"),
+    Case("pp-interleaved", 2, "--depth 5", "--layout pp-interleaved"),
     Case("cp", 2, spread="--layout cp", layout="cp"),
     Case("cp-zigzag", 2, spread="--layout cp-zigzag", layout="cp-zigzag"),
     Case("cp-ring", 2, spread="--layout cp-ring-zigzag", layout="cp-zigzag"),
@@ -56,7 +57,7 @@ PLANTS = [
     Case("ddp-no-sync", 2, spread="--layout ddp", plant="no-sync-left-on"),
     Case("fsdp2-sum", 2, spread="--layout fsdp2", plant="sum-for-mean"),
     Case("fsdp1-ignored", 2, spread="--layout fsdp1", plant="norm-ignored"),
-    Case("hsdp-replicas", 2, spread="--layout hsdp", plant="replicas-not-averaged"),
+    Case("hsdp-replicas", 2, spread="--layout hsdp", plant="replicas-forgotten"),
     Case("zero1-stale", 2, spread="--layout zero1", plant="not-broadcast"),
     Case("tp-swapped", 2, spread="--layout tp", plant="kv-blocks-swapped"),
     Case("tp-exchanged", 2, spread="--layout tp", plant="gate-up-exchanged"),

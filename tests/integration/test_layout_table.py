@@ -6,6 +6,7 @@ listed must be compared, one that is not must not be there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -39,10 +40,8 @@ KINDS: dict[str, set[str]] = {
 """The kinds of each layout, by the beginning of a case's name."""
 
 _FLAT = "flat parameters are not recognised yet"
-_FSDP2 = "local gradients of fully_shard are not recorded yet"
 OPEN: dict[str, str] = {
     **dict.fromkeys(["fsdp1", "fsdp1-flat", "fsdp1.4"], _FLAT),
-    **dict.fromkeys(["fsdp2", "fsdp2-split", "hsdp", "fsdp2.4", "hsdp.4", "fsdp2-tp", "dp-tp-pp"], _FSDP2),
 }
 """Cases that are not yet equivalent, with the reason."""
 
@@ -53,7 +52,8 @@ def kinds(case: Case) -> set[str]:
 
 
 def layers(case: Case) -> range:
-    return range(7 if "--depth 7" in case.model else 2)
+    depth = re.search(r"--depth (\d+)", case.model)
+    return range(int(depth[1]) if depth else 2)
 
 
 def modules(case: Case) -> Iterator[str]:
@@ -118,7 +118,6 @@ def test_four_and_eight_ranks_are_equivalent_to_one(launched: Launched, case: Ca
     assert_equivalent_and_complete(case, launched.diff(case))
 
 
-@pytest.mark.xfail(strict=True, reason="batch.coupled is not told yet")
 def test_a_batch_norm_over_other_rows_is_named_not_called_a_bug(launched: Launched) -> None:
     [case] = [case for case in QUICK if case.name == "ddp-batch-norm"]
     compared = launched.diff(case)

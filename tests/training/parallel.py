@@ -47,6 +47,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--kv-heads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=50)
+    parser.add_argument("--pad-vocabulary", type=int, help="rows of embedding and head (--layout tp)")
     parser.add_argument("--tied", action="store_true")
     parser.add_argument("--experts", action="store_true")
     parser.add_argument("--batch-norm", action="store_true")

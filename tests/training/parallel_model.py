@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCABULARY = 50
+PAD = 0
 WIDTH = 16
 HEADS = 4
 HEAD_DIM = 4
@@ -124,15 +125,16 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
-class Normalised(nn.Module):
-    """Batch norm over rows and positions."""
+class RowNorm(nn.Module):
+    """Adds to each row its mean over tokens, batch-normalised over the rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+    def forward(self, x: Tensor, valid: Tensor) -> Tensor:
+        count = valid.sum(1, keepdim=True)
+        return x + self.norm((x * valid[..., None]).sum(1) / count)[:, None]
 
 
 class Decoder(nn.Module):
@@ -143,7 +145,7 @@ class Decoder(nn.Module):
         self.token: nn.Embedding | None = nn.Embedding(shape.vocabulary, WIDTH)
         self.position: nn.Embedding | None = nn.Embedding(LENGTH, WIDTH)
         self.dropout = nn.Dropout(shape.dropout)
-        self.batch_norm = Normalised() if shape.batch_norm else None
+        self.batch_norm = RowNorm() if shape.batch_norm else None
         self.layers = nn.ModuleDict({str(n): Block(shape) for n in range(shape.depth)})
         self.norm: nn.LayerNorm | None = nn.LayerNorm(WIDTH)
         self.head: nn.Linear | None = nn.Linear(WIDTH, shape.vocabulary, bias=False)
@@ -152,12 +154,12 @@ class Decoder(nn.Module):
         self.positions: Callable[[int], Tensor] = torch.arange
 
     def forward(self, x: Tensor) -> Tensor:
-        positions = self.positions(x.shape[1])
+        tokens, positions = x, self.positions(x.shape[1])
         if self.token is not None:
             assert self.position is not None
             x = self.dropout(self.token(x) + self.position(positions[None, :]))
         if self.batch_norm is not None:
-            x = self.batch_norm(x)
+            x = self.batch_norm(x, tokens != PAD)
         for layer in self.layers.values():
             x = layer(x, positions)
         if self.head is not None:

@@ -95,6 +95,7 @@ class FSDP2(DataParallel):
         if self.plant == "sum-for-mean":
             for module in sharded(model):
                 module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
 
     def backward(self, batch: Batch, total: int) -> Tensor:
         if self.options.microbatches == 1:
@@ -115,10 +116,8 @@ class HSDP(FSDP2):
     def wrap_data(self, model: Decoder) -> None:
         replicas = 2
         names = ("replicate", "shard")
-        self.shard(model, init_device_mesh("cpu", (replicas, self.world // replicas), mesh_dim_names=names))
-        if self.plant == "replicas-not-averaged":
-            for module in sharded(model):
-                module.set_requires_all_reduce(False)
+        mesh = init_device_mesh("cpu", (replicas, self.world // replicas), mesh_dim_names=names)
+        self.shard(model, mesh["shard"] if self.plant == "replicas-forgotten" else mesh)
 
 
 def sharded(model: nn.Module) -> list[FSDPModule]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from parallel_model import VOCABULARY
+from parallel_model import PAD, VOCABULARY
 from torch import Tensor
 
-PAD = 0
 IGNORE = -100
 ROWS = 8
 LENGTHS = (9, 5, 7, 3, 8, 6, 11, 4)

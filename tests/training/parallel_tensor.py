@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
-from parallel_model import HEAD_DIM, HEADS, Decoder
-from parallel_parts import Layout
+from parallel_model import HEAD_DIM, HEADS, VOCABULARY, Decoder
+from parallel_parts import Layout, full
 from parallel_replicas import FSDP2
 from parallel_rows import Batch
 from torch import Tensor, nn
@@ -102,12 +104,28 @@ def biased_parts(linear: nn.Linear, x: DTensor) -> DTensor:
     return DTensor.from_local(part, x.device_mesh, (Partial(),))
 
 
+def pad_vocabulary(model: Decoder, size: int) -> None:
+    """Give embedding and head so many rows; no token and no target uses the new ones."""
+    for module in (model.token, model.head):
+        rows = module.weight.detach()
+        module.weight = nn.Parameter(F.pad(rows, (0, 0, 0, size - len(rows))))
+
+
 class TP(Layout):
     sequence = False
 
     def wrap(self, model: Decoder) -> None:
         self.mesh = init_device_mesh("cpu", (self.world,), mesh_dim_names=("tp",))
+        if self.options.pad_vocabulary:
+            pad_vocabulary(model, self.options.pad_vocabulary)
         parallelize(model, self.mesh, self.sequence, self.plant)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return super().loss(logits[..., :VOCABULARY], targets)
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in super().named():
+            yield name, full(tensor)[:VOCABULARY] if name in ("token.weight", "head.weight") else tensor
 
     def reduce(self) -> None:
         if self.plant == "norm-grads-not-reduced":
