@@ -18,7 +18,6 @@ def fill(session: Session, seed: int, *, adversarial: bool) -> None:
     session.names.adopt(owned_by_optimizers(session))
     with torch.no_grad(), unobserved():
         _refuse_copies(session)
-        vocabularies = _vocabularies(session)
         filled, left = 0, 0
         for module, own, tensor in session.names.owned():
             name = session.names.tensor(tensor).name
@@ -28,7 +27,7 @@ def fill(session: Session, seed: int, *, adversarial: bool) -> None:
             place = locate(name, tensor)
             if not tensor.is_floating_point():
                 refuse(f"{name} holds {tensor.dtype}, which has no values to draw")
-            how = _recipe(module, own, place, vocabularies)
+            how = _recipe(module, own, place)
             place.write(draw(seed, name, how, indices(place.region), adversarial=adversarial))
             filled += 1
     say(f"rank {rank()}: --consistent-init {seed} set {filled} tensors{_rest(left)}; this changes the run")
@@ -39,18 +38,10 @@ def owned_by_optimizers(session: Session) -> list[torch.Tensor]:
     return [p for o in session.optimizers for group in o.param_groups for p in group["params"]]
 
 
-def _recipe(module: nn.Module, own: str, place: Place, vocabularies: frozenset[int]) -> Recipe:
+def _recipe(module: nn.Module, own: str, place: Place) -> Recipe:
     if own in RUNNING:
         return Recipe(RUNNING[own], place.global_shape)
-    tokens = bool(place.global_shape) and place.global_shape[0] in vocabularies
-    return recipe(module, own, place.global_shape, vocabulary=tokens)
-
-
-def _vocabularies(session: Session) -> frozenset[int]:
-    """Return the number of rows of every embedding: a matrix with as many rows is its output side."""
-    return frozenset(
-        module.num_embeddings for module, _, _ in session.names.owned() if isinstance(module, nn.Embedding)
-    )
+    return recipe(module, own, place.global_shape)
 
 
 def _refuse_copies(session: Session) -> None:

@@ -18,21 +18,22 @@ RUNNING: dict[str, Role] = {"running_mean": "mean", "running_var": "scale"}
 """The buffers that are state; any other (a mask, frequencies) is a constant that the program computes."""
 
 
+TALL = 3
+"""How many times as many rows as columns make a matrix tall."""
+
+
 class Recipe(NamedTuple):
-    """How one tensor is filled. ``fan_in`` is 1 where it isn't a matrix; ``vocabulary``: rows are tokens."""
+    """How one tensor is filled. ``fan_in`` is 1 where it isn't a matrix."""
 
     role: Role
     global_shape: tuple[int, ...]
     fan_in: int = 1
-    vocabulary: bool = False
 
 
-def recipe(
-    module: nn.Module, own_name: str, global_shape: tuple[int, ...], *, vocabulary: bool = False
-) -> Recipe:
+def recipe(module: nn.Module, own_name: str, global_shape: tuple[int, ...]) -> Recipe:
     """Return how a parameter is filled: of a vector only its name tells a bias from a scale."""
     if len(global_shape) >= 2:
-        return Recipe("matrix", global_shape, _fan_in(module, global_shape), vocabulary)
+        return Recipe("matrix", global_shape, _fan_in(module, global_shape))
     is_bias = "bias" in own_name or own_name == "beta"
     return Recipe("bias" if is_bias else "scale", global_shape)
 
@@ -68,8 +69,9 @@ def _adversarial(key: int, how: Recipe, index: torch.Tensor, signed: torch.Tenso
 
     The first half of a row of a matrix is lifted and the second lowered, so that partial sums over a shard
     of the columns are large and cancel only when all are added. Rows grow from one half to one and a half,
-    so that no two heads or blocks are alike; the last eighth of a vocabulary is four times as large, so
-    that maxima lie on the last shard. Biases are positive and large, so that one added twice is seen.
+    so that no two heads or blocks are alike; of tall matrices, as vocabularies are, the last eighth is four
+    times as large, so that maxima lie on the last shard. What other modules there are must not matter: a
+    pipeline stage doesn't know them. Biases are positive and large, so that one added twice is seen.
     """
     if how.role == "scale":
         return 1 + signed / 2
@@ -78,7 +80,7 @@ def _adversarial(key: int, how: Recipe, index: torch.Tensor, signed: torch.Tenso
     rows, columns = how.global_shape[0], max(math.prod(how.global_shape[1:]), 1)
     row, column = index // columns, index % columns
     grow = 0.5 + (row.to(torch.float64) + 0.5) / rows
-    if how.vocabulary:
+    if rows >= TALL * columns:
         grow = torch.where(row >= rows - -(-rows // 8), 4.0, grow)
     half = torch.where(column < columns // 2, 1.0, -1.0).to(torch.float64)
     turn = torch.where(uniform(key_of(key, "row"), row) < 0.5, -1.0, 1.0).to(torch.float64)
