@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from tensortrace.tracer.types import Entry
 from tests.integration.layouts import Case, Ran, diffed, launch
 
 REFERENCE = Case("single", 1)
-SPREAD = [Case(name, 2, spread=f"--layout {name}") for name in ("ddp", "fsdp2", "tp", "tp-sp", "pp")]
-MORE = [Case(name, 2, spread=f"--layout {name}") for name in ("hsdp", "zero1")]
+SPREAD = [Case(name, 2, spread=f"--layout {name}") for name in ("ddp", "fsdp2", "fsdp1", "tp", "tp-sp", "pp")]
+MORE = [Case(name, 2, spread=f"--layout {name}") for name in ("hsdp", "fsdp1-flat", "zero1")]
 OWN = ("--own-seed", "--steps", "2")
 DRAWN = {"init_seed": 5, "dropout_seed": 9, "pad_id": 0}
 
@@ -53,6 +54,12 @@ def tensors(path: Path, step: int, *kinds: str) -> dict[tuple[str, ...], Parts]:
 def whole(parts: Parts) -> np.ndarray:
     """Return a tensor of at most one sharded axis: pieces in order of the coordinate, or equal copies."""
     shards = [entry.shard for _, entry in parts.values()]
+    if shards[0] is not None and shards[0].placements[-1].kind == "flat":
+        flat = np.full(math.prod(shards[0].global_shape), np.nan, np.float32)
+        for value, entry in parts.values():
+            [box] = entry.shard.boxes
+            flat[box.offset[0] : box.offset[0] + box.shape[0]] = value
+        return flat.reshape(shards[0].global_shape)
     for axis, placements in enumerate(zip(*(s.placements for s in shards if s is not None), strict=True)):
         if placements[0].kind == "shard":
             pieces = {s.coordinate[axis]: value for s, (value, _) in zip(shards, parts.values(), strict=True)}

@@ -164,9 +164,12 @@ class Names:
         return any(root.stage is not None and root.module() is module for root in self._roots)
 
     def owned(self) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
-        """Yield (module, own name, tensor) of each parameter and buffer of the known roots, once each."""
+        """Yield (module, own name, tensor) of each parameter and buffer of the known roots, once each.
+
+        A root that only gives names to a pipeline's stages owns nothing.
+        """
         seen: set[int] = set()
-        for root in [root.module() for root in self._roots]:
+        for root in [root.module() for root in self._roots if not root.guide]:
             for module in root.modules() if root is not None else ():
                 for own, tensor in _named_tensors(module):
                     if id(tensor) not in seen:

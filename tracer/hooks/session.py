@@ -73,7 +73,7 @@ class Session:
         self.after_backward: list[Callable[[], None]] = []
         self._layouts: dict[int, tuple[weakref.ref[object], Layout]] = {}
         self._sample_layout: Layout | None = None
-        self._meshes: set[str] = set()
+        self.meshes: dict[str, Mesh] = {}
         self.clock.on_divide.append(self.producers.turn)
         self.clock.on_open.append(self.producers.turn)
 
@@ -218,8 +218,8 @@ class Session:
         )
 
     def _declare(self, name: str, mesh: Mesh) -> None:
-        if name not in self._meshes:
-            self._meshes.add(name)
+        if name not in self.meshes:
+            self.meshes[name] = mesh
             self.sink.mesh(name, mesh)
 
 

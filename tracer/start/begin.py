@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.nn.functional as F
 
 from tensortrace.tracer.hooks import Hooks
+from tensortrace.tracer.notices import describe
 from tensortrace.tracer.settings import Start
 from tensortrace.tracer.start import attention
 from tensortrace.tracer.start.dropout import Dropout
 from tensortrace.tracer.start.fill import fill
 from tensortrace.tracer.start.load import load
+from tensortrace.tracer.start.refusal import refuse
 
 
 def install(hooks: Hooks, start: Start) -> None:
@@ -23,7 +26,7 @@ def install(hooks: Hooks, start: Start) -> None:
     session = hooks.session
     if start.init_from is not None:
         path = Path(start.init_from)
-        session.clock.before_first.insert(0, lambda: load(session, path))
+        session.clock.before_first.insert(0, _or_refuse(lambda: load(session, path)))
     if start.dropout_seed is not None:
         dropout = Dropout(hooks, start.dropout_seed, padding=start.pad_id)
         attend = attention.replacement(dropout, eager=start.eager_attention)
@@ -31,4 +34,18 @@ def install(hooks: Hooks, start: Start) -> None:
         dropout.install()
     if start.init_seed is not None:
         seed = start.init_seed
-        session.clock.before_first.insert(0, lambda: fill(session, seed, adversarial=start.adversarial))
+        session.clock.before_first.insert(
+            0, _or_refuse(lambda: fill(session, seed, adversarial=start.adversarial))
+        )
+
+
+def _or_refuse(act: Callable[[], None]) -> Callable[[], None]:
+    """Let no error of ours pass for an error of the recorder, after which the program would go on."""
+
+    def set_state() -> None:
+        try:
+            act()
+        except Exception as error:
+            refuse(describe(error))
+
+    return set_state

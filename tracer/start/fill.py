@@ -8,9 +8,9 @@ from torch import nn
 from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.notices import say
-from tensortrace.tracer.start.places import Place, indices, locate
+from tensortrace.tracer.start.places import indices, owned_parts
 from tensortrace.tracer.start.refusal import rank, refuse
-from tensortrace.tracer.start.values import RUNNING, Recipe, draw, recipe
+from tensortrace.tracer.start.values import RUNNING, draw, recipe
 
 
 def fill(session: Session, seed: int, *, adversarial: bool) -> None:
@@ -19,17 +19,17 @@ def fill(session: Session, seed: int, *, adversarial: bool) -> None:
     with torch.no_grad(), unobserved():
         _refuse_copies(session)
         filled, left = 0, 0
-        for module, own, tensor in session.names.owned():
-            name = session.names.tensor(tensor).name
-            if own in module._buffers and own not in RUNNING:
+        for own, tensor, parts in owned_parts(session):
+            if not isinstance(tensor, nn.Parameter) and own not in RUNNING:
                 left += 1
                 continue
-            place = locate(name, tensor)
-            if not tensor.is_floating_point():
-                refuse(f"{name} holds {tensor.dtype}, which has no values to draw")
-            how = _recipe(module, own, place)
-            place.write(draw(seed, name, how, indices(place.region), adversarial=adversarial))
-            filled += 1
+            for place in parts:
+                if not place.local.is_floating_point():
+                    refuse(f"{place.name} holds {place.local.dtype}, which has no values to draw")
+                how = recipe(own, place.global_shape)
+                drawn = draw(seed, place.name, how, indices(place.region), adversarial=adversarial)
+                place.write(drawn)
+                filled += 1
     say(f"rank {rank()}: --consistent-init {seed} set {filled} tensors{_rest(left)}; this changes the run")
 
 
@@ -38,16 +38,10 @@ def owned_by_optimizers(session: Session) -> list[torch.Tensor]:
     return [p for o in session.optimizers for group in o.param_groups for p in group["params"]]
 
 
-def _recipe(module: nn.Module, own: str, place: Place) -> Recipe:
-    if own in RUNNING:
-        return Recipe(RUNNING[own], place.global_shape)
-    return recipe(module, own, place.global_shape)
-
-
 def _refuse_copies(session: Session) -> None:
     """End the program where an optimizer updates copies (masters): they would overwrite what was set."""
     owned = {id(tensor) for _, _, tensor in session.names.owned()}
-    copies = [p for p in owned_by_optimizers(session) if id(p) not in owned]
+    copies = [p for p in owned_by_optimizers(session) if id(p) not in owned and not session.flats.holds(p)]
     if copies:
         name = session.names.tensor(copies[0]).name
         refuse(

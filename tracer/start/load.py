@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -12,17 +13,17 @@ from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.notices import say
-from tensortrace.tracer.placements import local_part
 from tensortrace.tracer.placements.zero import stepping
+from tensortrace.tracer.start.fill import owned_by_optimizers
 from tensortrace.tracer.start.origin import Origin
-from tensortrace.tracer.start.places import Place, indices, locate
+from tensortrace.tracer.start.places import Place, indices, owned_parts, places
 from tensortrace.tracer.start.refusal import rank, refuse, world_size
 from tensortrace.tracer.types import Kind
 
 
 def load(session: Session, path: Path) -> None:
     """Set all state from the trace, resharded to where it lies; ends the program where that can't be done."""
-    session.names.adopt(p for o in session.optimizers for p in _parameters(o))
+    session.names.adopt(owned_by_optimizers(session))
     try:
         with torch.no_grad(), unobserved():
             origin = Origin(path)
@@ -47,17 +48,17 @@ def _set_tensors(session: Session, origin: Origin) -> int:
 
 
 def _wanted(session: Session, origin: Origin) -> Iterator[tuple[Kind, str, Place]]:
-    for module, own, tensor in session.names.owned():
-        name = session.names.tensor(tensor)
-        kind = Kind.BUFFER if own in module._buffers else Kind.PARAM
-        found = origin.find(kind, (name.name, *name.aliases))
-        if found is None:
-            raise TraceError(f"{name.name}: no such {kind.value} there")
-        place = locate(name.name, tensor)
-        have = _global_shape(origin, kind, found, "model")
-        if have != place.global_shape:
-            raise TraceError(f"{name.name}", found=f"shape {have}", expected=f"shape {place.global_shape}")
-        yield kind, found, place
+    for _, tensor, parts in owned_parts(session):
+        kind = Kind.PARAM if isinstance(tensor, torch.nn.Parameter) else Kind.BUFFER
+        aliases = () if session.names.pieces(tensor) else session.names.tensor(tensor).aliases
+        for place in parts:
+            found = origin.find(kind, (place.name, *aliases))
+            if found is None:
+                raise TraceError(f"{place.name}: no such {kind.value} there")
+            have = _global_shape(origin, kind, found, "model")
+            if have != place.global_shape:
+                raise TraceError(place.name, found=f"shape {have}", expected=f"shape {place.global_shape}")
+            yield kind, found, place
 
 
 def _refuse_left_over(origin: Origin, used: set[tuple[Kind, str]]) -> None:
@@ -77,49 +78,61 @@ def _set_states(session: Session, origin: Origin) -> int:
         for group in optimizer.param_groups:
             on_device = bool(group.get("capturable") or group.get("fused"))
             for parameter in group["params"]:
-                name = session.names.tensor(parameter)
-                found = origin.find(Kind.OPTIMIZER_STATE, (name.name, *name.aliases))
                 optimizer.state.pop(parameter, None)
-                if found is not None:
-                    state = dict(_state(origin, found, optimizer, parameter, on_device=on_device))
-                    optimizer.state[parameter] = state
-                    count += len(state)
+                held = places(session, session.names.tensor(parameter).name, parameter)
+                aliases = () if session.flats.holds(parameter) else session.names.tensor(parameter).aliases
+                found = [origin.find(Kind.OPTIMIZER_STATE, (place.name, *aliases)) for place in held]
+                known = [name for name in found if name is not None]
+                if known:
+                    _check_class(origin, known[0], optimizer)
+                    owner = _Owner(session, parameter, held, known, on_device=on_device)
+                    optimizer.state[parameter] = dict(_state(origin, owner))
+                    count += len(optimizer.state[parameter])
     return count
 
 
-def _state(
-    origin: Origin, name: str, optimizer: Optimizer, parameter: torch.Tensor, *, on_device: bool
-) -> Iterator[tuple[str, torch.Tensor | float]]:
-    """Yield (key, value) of one parameter's state, each laid out as the parameter where as big."""
-    like = locate(name, parameter)
+class _Owner(NamedTuple):
+    """A parameter whose state is set: its places, and the names in the trace, one for each."""
+
+    session: Session
+    parameter: torch.Tensor
+    held: tuple[Place, ...]
+    names: list[str]
+    on_device: bool
+
+
+def _check_class(origin: Origin, name: str, optimizer: Optimizer) -> None:
     for slot in origin.slots(Kind.OPTIMIZER_STATE, name):
-        entry, whole = origin.entry(Kind.OPTIMIZER_STATE, name, slot), None
-        if entry.meta.optimizer not in (None, type(optimizer).__name__):
-            raise TraceError(
-                f"{name}: {slot}", found=f"state of {entry.meta.optimizer}",
-                expected=f"state of {type(optimizer).__name__}",
-            )  # fmt: skip
+        theirs, ours = origin.entry(Kind.OPTIMIZER_STATE, name, slot).meta.optimizer, type(optimizer).__name__
+        if theirs not in (None, ours):
+            raise TraceError(f"{name}: {slot}", found=f"state of {theirs}", expected=f"state of {ours}")
         if "." in slot:
-            raise TraceError(f"{name}: the state {slot!r} of {entry.meta.optimizer} can't be set")
-        whole = origin.whole(Kind.OPTIMIZER_STATE, name, slot)
-        dtype = getattr(torch, entry.dtype)
-        if whole.dim() == 0 and dtype is torch.float64:
-            yield slot, int(whole) if float(whole).is_integer() else float(whole)
-        elif tuple(whole.shape) == like.global_shape and whole.dim():
+            raise TraceError(f"{name}: the state {slot!r} of {theirs} can't be set")
+
+
+def _state(origin: Origin, owner: _Owner) -> Iterator[tuple[str, torch.Tensor | float]]:
+    """Yield (key, value) of one parameter's state, each laid out as the parameter where as big."""
+    name, parameter, first = owner.names[0], owner.parameter, owner.held[0]
+    for slot in origin.slots(Kind.OPTIMIZER_STATE, name):
+        dtype = getattr(torch, origin.entry(Kind.OPTIMIZER_STATE, name, slot).dtype)
+        shape = _global_shape(origin, Kind.OPTIMIZER_STATE, name, slot)
+        if shape and shape == first.global_shape:
             filled = torch.zeros_like(parameter, dtype=dtype).detach()
-            part = Place(name, local_part(filled), like.region)
-            part.write(whole.flatten()[index] for index in indices(like.region))
+            parts = places(owner.session, name, parameter, filled)
+            for place, found in zip(parts, owner.names, strict=True):
+                whole = origin.whole(Kind.OPTIMIZER_STATE, found, slot).flatten()
+                place.write(whole[index] for index in indices(place.region))
             yield slot, filled
-        elif like.region.whole or whole.dim() == 0:
-            yield slot, whole.to(dtype).to(parameter.device if on_device or whole.dim() else "cpu")
-        else:
+            continue
+        if shape and not (first.region.whole and len(owner.held) == 1):
             raise TraceError(f"{name}: the state {slot!r} has its own shape, and {name} lies in parts")
+        whole = origin.whole(Kind.OPTIMIZER_STATE, name, slot)
+        if not shape and dtype is torch.float64:
+            yield slot, int(whole) if float(whole).is_integer() else float(whole)
+        else:
+            yield slot, whole.to(dtype).to(parameter.device if owner.on_device or shape else "cpu")
 
 
 def _global_shape(origin: Origin, kind: Kind, name: str, slot: str) -> tuple[int, ...]:
     entry = origin.entry(kind, name, slot)
     return (entry.shard.global_shape if entry.shard else None) or entry.local_shape
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -10,8 +10,10 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from tensortrace.tracer.geometry import LayoutError, Region, full_region, region
+from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.placements import local_part, split
 from tensortrace.tracer.start.refusal import refuse
+from tensortrace.tracer.types import Kind
 
 _CHUNK = 1 << 20
 
@@ -51,19 +53,51 @@ def indices(part: Region) -> Iterator[torch.Tensor]:
             yield (rows[:, None] + inner).flatten()
 
 
-def locate(name: str, tensor: torch.Tensor) -> Place:
-    """Return the place of a parameter, a buffer or a tensor of an optimizer's state.
+def owned_parts(session: Session) -> Iterator[tuple[str, torch.Tensor, tuple[Place, ...]]]:
+    """Yield (own name, tensor, places) of each parameter and buffer that this process holds.
 
-    Ends the program where it cannot be known, naming the tensor.
+    A flat parameter has a place for each parameter in it that this rank holds something of, under that
+    one's own name; any other tensor has one.
     """
-    if is_lazy(tensor) or tensor.is_meta:
+    held = list(session.names.owned())
+    for module in dict.fromkeys(module for module, _, _ in held):
+        session.note_layout(module)
+    for flat in session.flats.whole():
+        for place in places(session, "", flat):
+            yield place.name.rpartition(".")[2], flat, (place,)
+    for module, own, tensor in held:
+        is_own = own in module._buffers or isinstance(tensor, torch.nn.Parameter)
+        if is_own and not session.flats.holds(tensor):
+            yield own, tensor, places(session, session.names.tensor(tensor).name, tensor)
+
+
+def places(
+    session: Session, name: str, parameter: torch.Tensor, tensor: torch.Tensor | None = None
+) -> tuple[Place, ...]:
+    """Return the places of a parameter, or of a tensor of its optimizer state that lies as it does.
+
+    Ends the program where they cannot be known, naming the parameter.
+    """
+    tensor = parameter if tensor is None else tensor
+    if not session.flats.holds(parameter):
+        return (_place(name, tensor, parameter),)
+    found = []
+    for own in session.flats.divide(tensor, Kind.PARAM, "model", parameter):
+        assert own.shard is not None
+        part = region(own.shard, session.meshes[own.shard.mesh], tuple(own.tensor.shape))
+        found.append(Place(own.name, own.tensor, part))
+    return tuple(found)
+
+
+def _place(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> Place:
+    if is_lazy(parameter) or parameter.is_meta:
         refuse(f"{name} has no memory yet: initialise it before the first forward")
-    if getattr(tensor, "tensor_model_parallel", False):
+    if getattr(parameter, "tensor_model_parallel", False):
         refuse(f"{name} is a part of a bigger tensor whose layout is not known")
     local = local_part(tensor).detach()
     if local.layout is not torch.strided:
         refuse(f"{name} is not a strided tensor ({local.layout})")
-    spec = split(tensor)[1]
+    spec = split(parameter)[1]
     if spec is None:
         return Place(name, local, full_region(local.shape))
     if any(placement.kind == "partial" for placement in spec.placements):

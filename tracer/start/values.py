@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
 
 from tensortrace.tracer.start.generator import key_of, uniform
 
@@ -17,6 +16,9 @@ Role = Literal["matrix", "scale", "bias", "mean"]
 RUNNING: dict[str, Role] = {"running_mean": "mean", "running_var": "scale"}
 """The buffers that are state; any other (a mask, frequencies) is a constant that the program computes."""
 
+
+LONGEST_KERNEL = 16
+"""The longest one-dimensional kernel that is not taken for a matrix of a stack."""
 
 TALL = 3
 """How many times as many rows as columns make a matrix tall."""
@@ -30,19 +32,24 @@ class Recipe(NamedTuple):
     fan_in: int = 1
 
 
-def recipe(module: nn.Module, own_name: str, global_shape: tuple[int, ...]) -> Recipe:
-    """Return how a parameter is filled: of a vector only its name tells a bias from a scale."""
+def recipe(own_name: str, global_shape: tuple[int, ...]) -> Recipe:
+    """Return how a tensor is filled: of a vector only its own name tells a bias from a scale."""
+    if own_name in RUNNING:
+        return Recipe(RUNNING[own_name], global_shape)
     if len(global_shape) >= 2:
-        return Recipe("matrix", global_shape, _fan_in(module, global_shape))
+        return Recipe("matrix", global_shape, _fan_in(global_shape))
     is_bias = "bias" in own_name or own_name == "beta"
     return Recipe("bias" if is_bias else "scale", global_shape)
 
 
-def _fan_in(module: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return how many terms an output sums; of a stack of matrices, the longer of their sides."""
-    if len(shape) == 2 or isinstance(module, nn.modules.conv._ConvNd):
-        return max(math.prod(shape[1:]), 1)
-    return max(*shape[-2:], 1)
+def _fan_in(shape: tuple[int, ...]) -> int:
+    """Return how many terms an output sums; of a stack of matrices, the longer of their sides.
+
+    Three dimensions are a stack unless the last is as short as a convolution's kernel.
+    """
+    if len(shape) == 3 and shape[-1] > LONGEST_KERNEL:
+        return max(shape[-2:])
+    return max(math.prod(shape[1:]), 1)
 
 
 def draw(
