@@ -51,7 +51,7 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 def _valid(tokens: torch.Tensor, given: Given, padding: int | None) -> torch.Tensor | None:
     for slot, mask in given:
         if "mask" in slot and mask.shape == tokens.shape and not mask.is_floating_point():
-            return mask != 0
+            return mask == 0 if "padding_mask" in slot else mask != 0
     if padding is None:
         return None
     real = tokens != padding

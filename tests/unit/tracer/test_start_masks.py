@@ -65,7 +65,10 @@ def test_a_mask_that_is_given_says_which_positions_count() -> None:
     valid = torch.tensor([[1, 1, 1, 0, 0]])
     one = identify([("in.0", short)])
     two = identify([("in.0", long), ("in.kw.attention_mask", valid)])
+    marked = identify([("in.0", long), ("in.kw.src_key_padding_mask", valid == 0)])
     other = identify([("in.0", long)])
+    assert marked is not None
+    assert torch.equal(marked.numbers, two.numbers) if two is not None else False
     assert one is not None
     assert two is not None
     assert other is not None
