@@ -12,10 +12,13 @@ from torch.nn.parameter import is_lazy
 from tensortrace.tracer.geometry import LayoutError, Region, full_region, region
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.placements import local_part, split
-from tensortrace.tracer.start.refusal import refuse
+from tensortrace.tracer.start.refusal import refuse, world_size
 from tensortrace.tracer.types import Kind
 
 _CHUNK = 1 << 20
+
+SPLIT_BY_HAND = ("ColumnParallel", "RowParallel", "VocabParallel")
+"""What the classes are called whose plain parameters are parts, in Megatron and in what was made after it."""
 
 
 class Place(NamedTuple):
@@ -68,7 +71,9 @@ def owned_parts(session: Session) -> Iterator[tuple[str, torch.Tensor, tuple[Pla
     for module, own, tensor in held:
         is_own = own in module._buffers or isinstance(tensor, torch.nn.Parameter)
         if is_own and not session.flats.holds(tensor):
-            yield own, tensor, places(session, session.names.tensor(tensor).name, tensor)
+            name = session.names.tensor(tensor).name
+            _refuse_split_by_hand(name, module, tensor)
+            yield own, tensor, places(session, name, tensor)
 
 
 def places(
@@ -89,11 +94,17 @@ def places(
     return tuple(found)
 
 
+def _refuse_split_by_hand(name: str, module: torch.nn.Module, tensor: torch.Tensor) -> None:
+    """End the program where a layer says by a mark or its class's name that its ranks hold parts."""
+    marked = getattr(tensor, "tensor_model_parallel", False)
+    named = any(words in type(module).__name__ for words in SPLIT_BY_HAND) and world_size() > 1
+    if (marked or named) and split(tensor)[1] is None:
+        refuse(f"{name} is a part of a bigger tensor whose layout is not known ({type(module).__name__})")
+
+
 def _place(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> Place:
     if is_lazy(parameter) or parameter.is_meta:
         refuse(f"{name} has no memory yet: initialise it before the first forward")
-    if getattr(parameter, "tensor_model_parallel", False):
-        refuse(f"{name} is a part of a bigger tensor whose layout is not known")
     local = local_part(tensor).detach()
     if local.layout is not torch.strided:
         refuse(f"{name} is not a strided tensor ({local.layout})")
