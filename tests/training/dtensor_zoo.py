@@ -36,6 +36,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from torch.utils.checkpoint import checkpoint
 
 from tensortrace import tracer
 
@@ -83,6 +84,7 @@ class Net(nn.Module):
 
     def __init__(self, hidden: int = 12, dropout: float = 0.0, tied: bool = False) -> None:
         super().__init__()
+        self.checkpoints = False
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(Block(hidden, dropout) for _ in range(2))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
@@ -92,7 +94,7 @@ class Net(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embed(ids)
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
         return self.head(self.norm(x))
 
 
@@ -108,6 +110,8 @@ class Layout:
     loss_parallel: bool = False
     no_sync: bool = False
     clips: bool = True
+    checkpoints: bool = False
+    scaled: bool = False
     evaluates: bool = False
     optimizer: tuple[tuple[str, bool], ...] = ()
 
@@ -190,6 +194,11 @@ LAYOUTS = {
     "fsdp_tied": Layout(lambda net, mesh: fully_shard(net, mesh=mesh["dp"]), (2, 1), tied=True),
     "fsdp_no_sync": Layout(lambda net, mesh: sharded(net, mesh["dp"]), (2, 1), no_sync=True),
     "fsdp_half": Layout(half, (2, 1), dropout=0.1, no_sync=True),
+    "fsdp_checkpointed": Layout(lambda net, mesh: sharded(net, mesh["dp"]), (2, 1), checkpoints=True),
+    "fsdp_scaled": Layout(lambda net, mesh: sharded(net, mesh["dp"]), (2, 1), scaled=True),
+    "sp_checkpointed": Layout(
+        lambda net, mesh: sequence_parallel(net, mesh["tp"]), (1, 2), checkpoints=True
+    ),
     "hsdp": Layout(replicated_shards, (2, 1)),
     "hsdp_4": Layout(replicated_shards, (4, 1), hidden=13),
     "fsdp_tp": Layout(both, (2, 2)),
@@ -214,7 +223,9 @@ def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
 def train(layout: Layout, mesh: DeviceMesh) -> str:
     """Train and return a digest of everything that was computed."""
     net, data = model_of(layout), mesh.get_coordinate()[0]
+    net.checkpoints = layout.checkpoints
     layout.wrap(net, mesh)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=layout.scaled)
     adamw = torch.optim.AdamW(net.parameters(), lr=LR, **dict(layout.optimizer))
     torch.manual_seed(7 + dist.get_rank())
     seen: list[Tensor] = []
@@ -225,13 +236,15 @@ def train(layout: Layout, mesh: DeviceMesh) -> str:
             ids, targets = batch(step, microbatch, data)
             with loss_parallel() if layout.loss_parallel else contextlib.nullcontext():
                 loss = loss_of(net(ids), targets)
-                loss.backward()
+                scaler.scale(loss).backward()
             seen.append(loss)
+        scaler.unscale_(adamw)
         seen += [parameter.grad for parameter in net.parameters()]
         if layout.clips:
             seen.append(nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM))
         seen = [torch.tensor(list(digest(seen)))]
-        adamw.step()
+        scaler.step(adamw)
+        scaler.update()
         adamw.zero_grad()
         if layout.evaluates:
             with torch.no_grad():

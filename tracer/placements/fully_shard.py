@@ -14,6 +14,9 @@ from tensortrace.tracer.placements.base import OF_SAMPLES
 from tensortrace.tracer.placements.dtensor import mesh_of
 from tensortrace.tracer.types import Kind, Mesh, Placement, Shard
 
+NEEDED = ("mesh_info", "fsdp_params", "reduce_grads")
+"""What a group of torch's must have to be recognised."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataAxes:
@@ -101,10 +104,9 @@ def _groups(module: nn.Module) -> Iterable[Any]:
     sharded: Any = module
     state = sharded._get_fsdp_state()
     several = getattr(state, "_fsdp_param_groups", None)
-    if several is not None:
-        return list(several)
-    only = getattr(state, "_fsdp_param_group", None)
-    return [] if only is None else [only]
+    if several is None:
+        several = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in several if all(hasattr(group, name) for name in NEEDED)]
 
 
 def _base() -> type | None:
