@@ -39,10 +39,7 @@ KINDS: dict[str, set[str]] = {
 }
 """The kinds of each layout, by the beginning of a case's name."""
 
-_FLAT = "flat parameters are not recognised yet"
-OPEN: dict[str, str] = {
-    **dict.fromkeys(["fsdp1", "fsdp1-flat", "fsdp1.4"], _FLAT),
-}
+OPEN: dict[str, str] = {}
 """Cases that are not yet equivalent, with the reason."""
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tensortrace.diff.engine import compare
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Entry
 from tests import harness
@@ -72,6 +73,7 @@ def recorded(folder: Path, ranks: int, *arguments: str) -> list[dict[Key, Found]
 
 
 class Run(NamedTuple):
+    folder: Path
     whole: dict[Key, Found]
     ranks: list[dict[Key, Found]]
     arguments: tuple[str, ...]
@@ -85,11 +87,21 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("pipeline")
     passes = arguments[:2] if "--passes" in arguments else ()
     [whole] = recorded(folder, 1, *passes)
-    return Run(whole, recorded(folder, 2, *arguments), arguments)
+    return Run(folder, whole, recorded(folder, 2, *arguments), arguments)
 
 
 def is_of_a_stage(key: Key) -> bool:
     return key[3].startswith("(stage ")
+
+
+def assert_whole(whole: Path, stages: Path) -> None:
+    """Assert that a diff finds nothing, and only misses what stages exchange."""
+    result = compare(whole, stages)
+    assert result.verdict == "equivalent", result.headline
+    assert result.coverage.complete
+    assert all(
+        "(stage " in str(example) for missing in result.coverage.missing for example in missing.examples
+    )
 
 
 def test_every_boundary_of_the_whole_model_is_recorded_on_one_rank_and_only_these(run: Run) -> None:
@@ -114,6 +126,10 @@ def test_the_values_are_those_of_the_whole_model(run: Run) -> None:
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5, err_msg=str(entry.key))
 
 
+def test_the_diff_against_one_process_is_equivalent_and_complete(run: Run) -> None:
+    assert_whole(run.folder / "trace1", run.folder / "trace2")
+
+
 def test_what_a_stage_sends_is_what_the_next_receives(run: Run) -> None:
     held = {key: found for rank in run.ranks for key, found in rank.items() if is_of_a_stage(key)}
     stages = 4 if "--stages-per-rank" in run.arguments else 2
@@ -131,6 +147,16 @@ def test_no_parameter_is_recorded_by_a_rank_that_does_not_hold_it(run: Run) -> N
     held = [{key[3] for key in rank if key[2] == "param"} for rank in run.ranks]
     assert held[0] & held[1] == set()
     assert held[0] | held[1] == {key[3] for key in run.whole if key[2] == "param"}
+
+
+@pytest.mark.slow
+def test_a_sharded_stage_reduces_after_its_last_chunk(tmp_path: Path) -> None:
+    recorded(tmp_path, 1, "--dp", "2")
+    ranks = recorded(tmp_path, 4, "--dp", "2", "--data", "fsdp2")
+    for kept in ranks:
+        reduced = {(key[0], key[1], key[5]) for key in kept if key[2] == "reduced_grad"}
+        assert reduced == {(0, CHUNKS - 1, 0), (1, CHUNKS - 1, 0)}
+    assert_whole(tmp_path / "trace1", tmp_path / "trace4")
 
 
 @pytest.mark.slow
