@@ -8,10 +8,11 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from tensortrace.diff.catalog import Catalog, Item, Part
+from tensortrace.diff.catalog import Catalog, Part
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
 from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.owners import ranks_at_fault
 from tensortrace.diff.plan.comparison import OneSided
 from tensortrace.diff.result import Coverage, Finding, Missing, Power, Result, Side, StepLabel, Verdict, Where
 from tensortrace.tracer.types import INIT_STEP, LADDER, Kind
@@ -76,7 +77,7 @@ def _finding(outcome: Outcome, role: str, execution: Execution) -> Finding:
     return Finding(
         where=where(outcome.node),
         role="origin" if role == "origin" else "receiver",
-        ranks=outcome.ranks or _ranks(outcome, items),
+        ranks=outcome.ranks or ranks_at_fault(outcome, items),
         text=text,
         metrics=outcome.metrics,
         judgement=outcome.judgement,
@@ -100,27 +101,6 @@ def _inputs(outcome: Outcome, execution: Execution) -> tuple[str, ...]:
         + ("diverges" if e.diverges else f"agrees ({e.rel:.2g})")
         for e, n in shown
     )
-
-
-def _ranks(outcome: Outcome, items: Sequence[Item]) -> tuple[int, ...]:
-    """Return the ranks of ``b`` that hold the error, the worst element's first."""
-    loaded = outcome.assembled
-    everyone = tuple(sorted({rank for i in items for rank in i.ranks}))
-    if loaded is None or not loaded.owners:
-        return everyone
-    error: dict[int, float] = defaultdict(float)
-    start = 0
-    for row, length in zip(loaded.owners, loaded.lengths, strict=True):
-        piece = slice(start, start + length)
-        with np.errstate(invalid="ignore"):
-            delta = np.abs(loaded.b[piece].astype(np.float64) - loaded.a[piece])
-        error[row.part.rank] = max(
-            error[row.part.rank], float(np.nan_to_num(delta, nan=np.inf).max(initial=0.0))
-        )
-        start += length
-    worst = max(error.values(), default=0.0)
-    held = [rank for rank, value in error.items() if value > 1e-2 * worst or value == worst > 0]
-    return tuple(sorted(held, key=lambda rank: (-error[rank], rank))) or everyone
 
 
 def _evidence(outcome: Outcome) -> tuple[str, ...]:

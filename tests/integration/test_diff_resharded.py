@@ -148,13 +148,20 @@ def test_plain_parts_compare_under_a_layout_file(judge: Judge) -> None:
 
 def test_a_wrong_element_in_one_rank_s_part_is_found_there(judge: Judge) -> None:
     def edit(at: At, inner: int, value: np.ndarray) -> np.ndarray:
-        if (at.step, at.kind, at.name, at.slot, inner) == (1, Kind.ACTIVATION, "hidden", "out", 1):
+        if at.rank == 1 and (at.step, at.kind, at.name, at.slot, inner) == (
+            1,
+            Kind.ACTIVATION,
+            "hidden",
+            "out",
+            1,
+        ):
             value = value.copy()
             value[0, 0, 0] += 0.01
         return value
 
-    result = compare(judge, Program(), spread("tensor parallel", edit=edit))
+    result = compare(judge, Program(), spread("data and tensor parallel", edit=edit))
     assert place(result) == (1, 0, "activation", "hidden", "out")
+    assert first(result).ranks == (3,), "the second tensor parallel rank of the second data rank"
 
 
 def test_a_replica_that_differs_within_the_cell_is_named(judge: Judge) -> None:
