@@ -136,7 +136,7 @@ def align_steps(a: Catalog, b: Catalog, request: str | None) -> Alignment:
     if not a.steps or not b.steps:
         side = "a" if not a.steps else "b"
         raise BadRequest(f"trace {side} holds no step", remedy="record at least one training step")
-    offset, notes = (_requested(request), ()) if request else _by_tokens(a, b)
+    offset, notes = (_requested(request, a, b), ()) if request else _by_tokens(a, b)
     steps = tuple(s for s in a.steps if s - offset in b.steps)
     if not steps:
         raise BadRequest(
@@ -148,11 +148,19 @@ def align_steps(a: Catalog, b: Catalog, request: str | None) -> Alignment:
     return Alignment(offset, steps, notes, with_init)
 
 
-def _requested(request: str) -> int:
+def _requested(request: str, a: Catalog, b: Catalog) -> int:
     match = re.fullmatch(r"b:(\d+)=a:(\d+)", request)
     if not match:
         raise BadRequest("--align", found=repr(request), expected="b:STEP=a:STEP, such as b:0=a:100")
-    return int(match[2]) - int(match[1])
+    step_b, step_a = int(match[1]), int(match[2])
+    for side, catalog, step in (("a", a, step_a), ("b", b, step_b)):
+        if step not in catalog.steps:
+            raise BadRequest(
+                f"--align {request}: {side} has no step {step}",
+                found=f"steps {catalog.steps[0]}-{catalog.steps[-1]} in {side}",
+                remedy="name a step that was recorded on each side",
+            )
+    return step_a - step_b
 
 
 def _by_tokens(a: Catalog, b: Catalog) -> tuple[int, tuple[str, ...]]:

@@ -23,7 +23,7 @@ from tensortrace.tracer.types import Entry
 def check_rank(rank: RankTrace) -> Iterator[str]:
     """Yield what is wrong with a rank's tensors and segments, beyond ``rank.problems``."""
     for entry in rank.entries:
-        if entry.blob is not None:
+        if entry.blob is not None and rank.stored(entry):  # what is lost, ``rank.problems`` counts by segment
             try:
                 rank.read_bytes(entry)
             except TraceError as error:

@@ -52,14 +52,21 @@ def render(result: Result, *, look: Look = _PLAIN, detail: Detail = "normal") ->
 
 def hints(result: Result) -> tuple[str, ...]:
     """Return what is said on stderr after a result: the engine's hints, then the next useful command."""
-    return (*(safe(hint, limit=SENTENCE) for hint in result.hints), f"next: {_next_command(result)}")
+    command = _next_command(result)
+    said = tuple(safe(hint, limit=SENTENCE) for hint in result.hints)
+    return said if command is None else (*said, f"next: {command}")
 
 
-def _next_command(result: Result) -> str:
+def _next_command(result: Result) -> str | None:
+    """Return what tells more of the outcome; None where runs are equivalent and there is no more to tell."""
     finding = result.first_divergent
     if finding is None:
-        side = next((side for side in (result.a, result.b) if side.problems), result.b)
-        return f"trace {'check' if side.problems else 'show'} {_quoted(side.path)}"
+        damaged = next((side for side in (result.a, result.b) if side.problems), None)
+        if damaged is not None:
+            return f"trace check {_quoted(damaged.path)}"
+        if result.verdict == "equivalent":
+            return None
+        return f"trace diff {_quoted(result.a.path)} {_quoted(result.b.path)} -v  # lists what is missing"
     side = result.a if only_in_a(finding) else result.b
     where = finding.where
     number_there = where.step if side is result.a or where.step == "init" else where.step - result.step_offset

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.types import Kind
 from tests.integration.judged import Judge, assert_equivalent, first, place
 from tests.simulated import Documents, Program
@@ -83,6 +84,14 @@ def test_a_mistake_above_the_floor_is_found_through_the_noise(judge: Judge) -> N
     assert judgement is not None
     assert judgement.policy == "floor"
     assert judgement.floor_runs == 3
+
+
+@pytest.mark.parametrize(
+    ("align", "said"), [("b:0=a:7", "a has no step 7"), ("b:9=a:0", "b has no step 9"), ("0=7", "such as")]
+)
+def test_an_alignment_to_a_step_that_does_not_exist_is_refused(judge: Judge, align: str, said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        judge(Program(), Program(), align=align)
 
 
 def test_a_run_continued_from_a_later_step_is_aligned_by_its_tokens(judge: Judge) -> None:

@@ -122,3 +122,9 @@ def test_options_of_the_start_that_make_no_sense_run_nothing(
     assert run(["record", "-o", str(tmp_path / "a"), *options, "--", "/usr/bin/touch", str(ran)]) == 2
     assert options[0] in capsys.readouterr().err
     assert not ran.exists()
+
+
+def test_a_buffer_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["record", "-o", str(tmp_path / "a"), "--buffer", "0", "/bin/true"]) == 2
+    assert "option --buffer" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()

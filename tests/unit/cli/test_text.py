@@ -177,6 +177,10 @@ def test_the_next_command_counts_steps_as_the_shown_trace_does() -> None:
     assert hints(result)[-1].startswith("next: trace show runs/b --step 2 ")
 
 
+def test_there_is_no_next_command_after_equivalent_runs() -> None:
+    assert hints(EQUIVALENT) == ()
+
+
 def test_the_next_command_after_a_damaged_trace_is_a_check() -> None:
     assert hints(INCOMPLETE) == ("next: trace check runs/b",)
 

@@ -254,6 +254,13 @@ def test_salvaging_steps_over_a_damaged_place_in_a_segment(tmp_path: Path) -> No
         found.read(found.entries[1])
 
 
+def test_check_tells_a_lost_segment_once_whatever_it_held(tmp_path: Path) -> None:
+    root = write_trace(tmp_path / "t", [[({"name": f"m.{i}"}, X + i) for i in range(4)]])
+    (root / "rank00000" / "seg000000.safetensors.zst").unlink()
+    [told] = [problem for problem in check(root) if "seg000000" in problem]
+    assert told.endswith("missing or cut off; 4 tensors are lost")
+
+
 def test_check_names_a_segment_that_nobody_refers_to(tmp_path: Path) -> None:
     root = write_trace(tmp_path / "t", [[({}, X)]])
     other = write_trace(tmp_path / "o", [[({}, X + 1)]])
