@@ -19,10 +19,6 @@ LAYOUTS = harness.TRAINING / "layouts"
 SUITE = harness.TRAINING / "parallel_suite.py"
 
 
-UNMATCHED = ("layers.*.mlp.experts.*",)
-"""What experts are given and return lies in order of arrival: it isn't matched by token and not compared."""
-
-
 @dataclass(frozen=True)
 class Case:
     """One training: the model, which one rank trains just so, and how it is spread, by parallel.py's options.
@@ -122,7 +118,7 @@ def options_of(case: Case, folder: Path) -> engine.CompareOptions:
     text = (LAYOUTS / f"{case.layout}.toml").read_text()
     path = folder / f"{case.name}.toml"
     path.write_text(re.sub(r"(?m)^(\w+) = 2$", rf"\1 = {case.ranks}", text))
-    return engine.CompareOptions(layout_b=path, allow_missing=UNMATCHED)
+    return engine.CompareOptions(layout_b=path)
 
 
 def diffed(a: Path, b: Path, options: engine.CompareOptions | None = None) -> Compared:

@@ -58,7 +58,6 @@ FIRST = {
 }
 
 OPEN: dict[str, str] = {
-    "fsdp1-ignored": "flat parameters are not recorded yet",
     "hsdp-replicas": "told as token weights of twice the size, not as replicas that differ",
 }
 """Mistakes that are not yet found where they act, with the reason."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import harness
 from tests.integration.layout_cases import CASES, QUICK, WIDE
 from tests.integration.layouts import Case, Compared, Launched
 
@@ -20,27 +21,38 @@ EVERYWHERE = {
 }  # fmt: skip
 """No layout lacks any of these, nor does a single rank."""
 
+LADDER = (
+    "input", "activation", "loss", "activation_grad", "local_grad", "reduced_grad", "clipped_grad",
+    "schedule", "optimizer_state", "param",
+)  # fmt: skip
+"""The columns of the table in docs/layouts.md."""
+
 REDUCED = EVERYWHERE | {"reduced_grad"}
 
 KINDS: dict[str, set[str]] = {
     "ddp": REDUCED,
     "fsdp2": REDUCED,
     "fsdp1": REDUCED,
+    "fsdp1-flat": REDUCED,
     "hsdp": REDUCED,
     "zero1": REDUCED,
     "tp": EVERYWHERE,  # autograd hands out reduced gradients: there is no rung of its own
+    "tp-padded": EVERYWHERE,
     "tp-sp": EVERYWHERE,  # gradients of norms are reduced where they are read, by the clip
     "fsdp2-tp": REDUCED,
     "pp": EVERYWHERE,  # nothing is reduced ...
+    "pp-interleaved": EVERYWHERE,
     "pp-tied": REDUCED,  # ... but the gradient of the weight that two stages hold
     "dp-tp-pp": REDUCED,
     "cp": REDUCED,
+    "cp-zigzag": REDUCED,
+    "cp-ring": REDUCED,
     "ep": REDUCED,
 }
 """The kinds of each layout, by the beginning of a case's name."""
 
 OPEN: dict[str, str] = {}
-"""Cases that are not yet equivalent, with the reason."""
+"""Cases that are not equivalent, with the reason."""
 
 
 def kinds(case: Case) -> set[str]:
@@ -61,7 +73,8 @@ def modules(case: Case) -> Iterator[str]:
         yield from (f"layers.{n}.{part}" for part in ("attention_norm", "attention", "mlp_norm", "mlp"))
         yield from (f"layers.{n}.attention.{part}" for part in ("q", "kv", "out"))
         if "--experts" in case.model:
-            yield f"layers.{n}.mlp.router"  # of experts themselves see UNMATCHED
+            yield f"layers.{n}.mlp.router"
+            yield from (f"layers.{n}.mlp.experts.{e}" for e in range(4))
         else:
             yield from (f"layers.{n}.mlp.{part}" for part in ("gate", "up", "down"))
 
@@ -122,3 +135,14 @@ def test_a_batch_norm_over_other_rows_is_named_not_called_a_bug(launched: Launch
     assert first is not None
     assert (first.where.step, first.where.kind, first.where.name) == (0, "activation", "batch_norm.norm")
     assert "batch.coupled" in {cause.code for cause in compared.result.causes}, compared.summary()
+
+
+def test_the_page_shows_the_table() -> None:
+    page = (harness.ROOT / "docs" / "layouts.md").read_text()
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    shown = {
+        row[0]: {kind for kind, cell in zip(LADDER, row[1:], strict=False) if cell == "✓"}
+        for row in rows
+        if len(row) == len(LADDER) + 3
+    }
+    assert {name: kinds for name, kinds in shown.items() if name in KINDS} == KINDS
