@@ -120,36 +120,37 @@ def diff(a: Path, b: Path) -> dict[str, Any]:
     return found
 
 
+BUDGET_MIB = 448
 LARGE = (4096, 16384)  # 256 MiB of float32
+RUNGS = (1536, 16384)  # 96 MiB in each of four rungs, some in float64 if they were held
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Side(LARGE, ranks=2, dim=0).write(tmp_path_factory.mktemp("memory") / "a")
+    return Side(RUNGS, ranks=2, dim=0).write(tmp_path_factory.mktemp("memory") / "a")
 
 
-def test_every_rung_of_a_tensor_of_256_mib_is_compared_in_512(reference: Path, tmp_path: Path) -> None:
-    found = diff(reference, Side(LARGE, ranks=4, dim=1, ulps=1).write(tmp_path / "b"))
+def test_every_rung_of_a_large_tensor_is_compared_in_bounded_memory(reference: Path, tmp_path: Path) -> None:
+    found = diff(reference, Side(RUNGS, ranks=4, dim=1, ulps=1).write(tmp_path / "b"))
     assert found["verdict"] == "equivalent", found
     assert {"local_grad", "clipped_grad", "optimizer_state", "param"} <= found["compared"].keys()
-    assert found["peak_mib"] < 512
+    assert found["peak_mib"] < BUDGET_MIB
 
 
 def test_one_wrong_element_of_a_large_tensor_is_found_where_it_is(tmp_path: Path) -> None:
     a = Side(LARGE, ranks=2, dim=0, whole_step=False).write(tmp_path / "a")
-    found = diff(a, Side(LARGE, ranks=4, dim=1, wrong=(3210, 12345), whole_step=False).write(tmp_path / "b"))
+    b = Side(LARGE, ranks=4, dim=1, whole_step=False, wrong=(3210, 12345)).write(tmp_path / "b")
+    found = diff(a, b)
     assert found["at"] == [0, "param", "w", [3210, 12345]]
     assert found["shape"] == list(LARGE)
-    assert found["peak_mib"] < 512
+    assert found["peak_mib"] < BUDGET_MIB
 
 
-def test_the_cause_of_a_large_tensor_is_sought_in_the_block_of_its_worst_element(
-    reference: Path, tmp_path: Path
-) -> None:
-    found = diff(reference, Side(LARGE, ranks=4, dim=1, scale=0.5).write(tmp_path / "b"))
+def test_the_cause_is_sought_in_the_block_of_the_worst_element(reference: Path, tmp_path: Path) -> None:
+    found = diff(reference, Side(RUNGS, ranks=4, dim=1, scale=0.5).write(tmp_path / "b"))
     assert found["at"][1] in ("local_grad", "clipped_grad")
     assert found["causes"][:1] == ["scale.other"]
-    assert found["peak_mib"] < 512
+    assert found["peak_mib"] < BUDGET_MIB
 
 
 @pytest.mark.slow
@@ -161,5 +162,5 @@ def test_a_tensor_of_4_gib_in_shards_is_compared_under_1_gib(
     a = Side(shape, ranks=4, dim=0, whole_step=False).write(tmp_path / "a")
     b = Side(shape, ranks=4, dim=1, whole_step=False, wrong=wrong).write(tmp_path / "b")
     found = diff(a, b)
-    assert found["peak_mib"] < 1024, found
+    assert found["peak_mib"] < 1024, found["peak_mib"]
     assert found["at"] == (None if wrong is None else [0, "param", "w", list(wrong)])
