@@ -159,6 +159,16 @@ class Names:
         self._roots = [*stages, *added, *(root for root in self._roots if root not in stages)]
         self.refresh()
 
+    def elsewhere(self) -> set[int]:
+        """Return the ``id`` of each parameter of the models that stages were taken from, if in no stage here.
+
+        An optimizer may have been given them all the same; their values here are never brought up to date.
+        """
+        guides = [module for root in self._roots if root.guide and (module := root.module()) is not None]
+        stages = [module for root in self._roots if root.stage and (module := root.module()) is not None]
+        inside = {id(parameter) for stage in stages for parameter in stage.parameters()}
+        return {id(parameter) for guide in guides for parameter in guide.parameters()} - inside
+
     def is_stage(self, module: nn.Module) -> bool:
         """Tell whether the module is a pipeline's stage."""
         return any(root.stage is not None and root.module() is module for root in self._roots)

@@ -97,7 +97,7 @@ class Optimizers:
             self._end(optimizer, skipped)
 
     def _begin(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        parameters = _parameters(optimizer)
+        parameters = self._parameters(optimizer)
         number = self._session.optimizers.number(optimizer)
         if not self._session.clock.optimizer_began(number, has_closure=has_closure):
             return
@@ -118,10 +118,16 @@ class Optimizers:
         number = session.optimizers.number(optimizer)
         call = self._calls.get(number, 0)
         session.emit(skipped, at, Kind.SCHEDULE, f"optimizer.{number}", "skipped", call=call)
-        self._gradients.emit_sums(_parameters(optimizer))
+        self._gradients.emit_sums(self._parameters(optimizer))
         self._state.record_optimizer(optimizer, at, call)
-        self._state.record_parameters(_parameters(optimizer))
+        self._state.record_parameters(self._parameters(optimizer))
         session.clock.optimizer_ended()
+
+    def _parameters(self, optimizer: Optimizer) -> list[torch.Tensor]:
+        """Return the optimizer's parameters without those that another rank's pipeline stage updates."""
+        elsewhere = self._session.names.elsewhere()
+        groups = (group["params"] for group in optimizer.param_groups)
+        return [parameter for group in groups for parameter in group if id(parameter) not in elsewhere]
 
     def _consumed(self, parameters: list[torch.Tensor], call: int) -> None:
         session, at = self._session, self._session.clock.window()
@@ -146,10 +152,6 @@ class Optimizers:
 @guard("optimizer construction")
 def _number(session: Session, optimizer: Optimizer) -> None:
     session.optimizers.number(optimizer)
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _found_inf(optimizer: Optimizer) -> torch.Tensor:

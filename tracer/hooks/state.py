@@ -52,6 +52,8 @@ class State:
         optimizers = list(session.optimizers)
         owned = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
         session.names.adopt(owned)
+        elsewhere = session.names.elsewhere()
+        owned = [parameter for parameter in owned if id(parameter) not in elsewhere]
         for parameter, name in self._all_parameters(owned).items():
             self._parameter(parameter, name, at, "model")
         self._buffers(at, only_changed=False)

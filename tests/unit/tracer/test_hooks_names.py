@@ -147,6 +147,7 @@ def test_a_stage_made_of_parts_of_a_model_has_that_models_names_and_only_its_own
     assert names.module(stage).name == "(stage 2)"
     assert names.module(model.head).name == "head"
     assert [name.name for _, name in names.parameters()] == ["head.weight", "head.bias"]
+    assert names.elsewhere() == {id(model.embed.weight), id(model.embed.bias)}
 
 
 def test_of_two_stages_with_other_tensors_under_one_name_the_later_has_a_prefix() -> None:
