@@ -58,6 +58,7 @@ class Modules:
         self.grads = GradHooks(session)
         session.scope = self._scope
         self._places = Places()
+        session.after_backward.append(self._places.backward_ended)
         self._sees_own_outputs = False
 
     def install(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from tensortrace.tracer.placements import Place, Spec, declared_inputs, in_use, is_dtensor, place_of
+
+MAX_UNPLACED = 1024
+"""How many outputs of unknown place are remembered until a style is seen to take one."""
 
 Given = list[tuple[str, torch.Tensor]]
 
@@ -17,18 +21,44 @@ class Places:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[tuple[int, ...], Place]] = {}
+        self._unplaced: dict[int, tuple[weakref.ref[torch.Tensor], tuple[str, str]]] = {}
+        self._learned: dict[tuple[str, str], tuple[tuple[int, ...], Place]] = {}
+        self._consumed: set[tuple[str, str]] = set()
 
     def of_inputs(self, module: nn.Module, name: str, given: Given) -> dict[str, Place]:
         """Return the places of a module's inputs by slot; the graph is asked before the style."""
         if not in_use():
             return {}
         declared = declared_inputs(module, given) if module._forward_pre_hooks else {}
+        for slot, tensor in given:
+            if slot in declared:
+                self._note_consumer(tensor, declared[slot])
         found = {slot: self._place(tensor, name, slot, declared.get(slot)) for slot, tensor in given}
         return {slot: place for slot, place in found.items() if place is not None}
 
     def of_output(self, tensor: torch.Tensor, name: str, slot: str) -> Place | None:
         """Return the place of a tensor that a module returned."""
-        return self._place(tensor, name, slot, None) if in_use() else None
+        if not in_use():
+            return None
+        place = self._place(tensor, name, slot, None)
+        if place is None and not is_dtensor(tensor):
+            if len(self._unplaced) >= MAX_UNPLACED:
+                self._unplaced.clear()
+            self._unplaced[id(tensor)] = weakref.ref(tensor), (name, slot)
+        return place
+
+    def _note_consumer(self, tensor: torch.Tensor, place: Place) -> None:
+        """Note how an output lies, now that a style that takes it says so."""
+        reference, boundary = self._unplaced.get(id(tensor), (None, None))
+        is_sharded = any(placement.dim is not None for placement in place.own.placements)
+        if is_sharded and boundary is not None and reference is not None and reference() is tensor:
+            self._learned[boundary] = tuple(tensor.shape), place
+
+    def backward_ended(self) -> None:
+        """Use from here on what was learned: a recomputed output lies as that of its first pass."""
+        self._known |= self._learned
+        self._consumed |= self._learned.keys()
+        self._learned.clear()
 
     def _place(self, tensor: torch.Tensor, name: str, slot: str, declared: Place | None) -> Place | None:
         if is_dtensor(tensor):
@@ -36,7 +66,7 @@ class Places:
         place = place_of(tensor) or declared
         if place is not None:
             self._known[name, slot] = tuple(tensor.shape), place
-        elif tensor.grad_fn is None and tensor.is_floating_point():
+        elif tensor.is_floating_point() and (tensor.grad_fn is None or (name, slot) in self._consumed):
             place = self._recalled(tensor, name, slot)
         return place
 
