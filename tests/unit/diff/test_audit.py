@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tensortrace.diff.audit import audit, shapes_of
-from tensortrace.diff.relaid import relaid
+from tensortrace.diff.relaid import laid_out, relaid
 from tensortrace.diff.rules import RunLayout
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Kind
@@ -96,3 +96,14 @@ def test_a_fused_tensor_is_read_as_the_tensors_of_the_other_run(tmp_path: Path) 
     assert [name for name, _ in found] == ["q", "k", "q", "k"]
     for (_, value), wanted in zip(found, [q[:3], k[:3], q[3:], k[3:]], strict=True):
         assert np.array_equal(value, wanted)
+
+
+def test_a_layout_that_was_recorded_with_the_trace_is_used_unless_another_is_given(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, [param("w", W[:3])], [param("w", W[3:])])
+    layout_of(trace.path, rule("w", "o[tp] i"))
+    other = layout_of(tmp_path, rule("w", "o i[tp]")).path
+    shapes = [
+        [e.shard.global_shape for e in laid_out(trace, path).ranks[0].entries if e.shard]
+        for path in (None, other)
+    ]
+    assert shapes == [[(6, 4)], [(3, 8)]]
