@@ -48,6 +48,7 @@ from tensortrace.tracer.options import parse_start, resolve
 )
 @click.option("--dry-run", is_flag=True, help="Record one step into nothing, and say what it would hold.")
 @click.option("--strict", is_flag=True, help="Let a failure of the recorder end the training.")
+@click.option("--eager", is_flag=True, help="Turn torch.compile off, to see every module. Changes the run.")
 @click.option(
     "--init-from", type=click.Path(path_type=Path), metavar="TRACE",
     help="Begin with TRACE's initial parameters, buffers and optimizer state. Changes the run.",
@@ -76,7 +77,7 @@ from tensortrace.tracer.options import parse_start, resolve
 def command(
     output: Path, force: bool, steps: str, kinds: str, include: tuple[str, ...],
     exclude: tuple[str, ...], buffer: str, on_pressure: str, max_bytes: str | None, min_free: str,
-    hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool,
+    hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool, eager: bool,
     init_from: Path | None, consistent_init: int | None, consistent_dropout: int | None,
     eager_attention: bool, pad_id: int | None, adversarial: bool, command: tuple[str, ...],
 ) -> int:  # fmt: skip
@@ -90,6 +91,7 @@ def command(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude, buffer=buffer,
         on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
         compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
+        eager=eager,
         start=parse_start(
             init_from=init_from, init_seed=consistent_init, dropout_seed=consistent_dropout,
             adversarial=adversarial, eager_attention=eager_attention, pad_id=pad_id,
@@ -101,6 +103,8 @@ def command(
     if options := settings.start.options():
         asked = " ".join(f"--{name} {value}".removesuffix(" True") for name, value in options.items())
         click.echo(f"trace: {asked} changes the run: it does not begin or draw as the program says", err=True)
+    if eager:
+        click.echo("trace: --eager changes the run: what torch.compile compiles runs uncompiled", err=True)
     live = Live(hang_after_s=hang_after)
     try:
         outcome = launch.run(command, settings, environ=os.environ, observe=live.show)

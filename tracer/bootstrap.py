@@ -75,6 +75,8 @@ class Guest:
 
     def move_in(self) -> None:
         """Patch torch, and see to it that the recording ends before the process does."""
+        if self._settings.eager:
+            set_stance("force_eager")
         self._hooks = hooks.install(self._recorder)
         if self._settings.start != Start():
             beginning.install(self._hooks, self._settings.start)
@@ -92,12 +94,15 @@ class Guest:
         self._end(ended)
         if self._hooks is not None:
             self._hooks.remove()
+        if self._settings.eager:
+            set_stance("default")
         atexit.unregister(self._end)
         if getattr(os._exit, "__wrapped__", None) is self._leave:
             _set_exit(self._leave)
 
     def _describe(self) -> Environment:
-        return rank_environment(sys.argv, os.environ, start=self._settings.start.options())
+        changes = self._settings.start.options() | ({"eager": "True"} if self._settings.eager else {})
+        return rank_environment(sys.argv, os.environ, start=changes)
 
     def _opened(self) -> None:
         """Children of multiprocessing run its finalizers, and when forked no atexit functions."""
@@ -158,6 +163,13 @@ def _is_loader_worker() -> bool:
     import torch.utils.data
 
     return torch.utils.data.get_worker_info() is not None
+
+
+def set_stance(stance: str) -> None:
+    """Say what compiled functions do from now on: ``force_eager`` runs them uncompiled."""
+    import torch.compiler  # brings the whole compiler with it
+
+    torch.compiler.set_stance(stance)
 
 
 def _set_exit(leave: Callable[[int], NoReturn]) -> None:

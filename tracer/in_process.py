@@ -31,6 +31,7 @@ def record(
     min_free: str = "1GiB",
     compress: Compress = "auto",
     strict: bool = False,
+    eager: bool = False,
     start: Start | None = None,
 ) -> Iterator[None]:
     """Record what the body trains into the trace ``output``, which must not hold one yet.
@@ -50,7 +51,7 @@ def record(
     settings = resolve(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude, buffer=buffer,
         on_pressure=on_pressure, max_bytes=max_bytes, min_free=min_free, compress=compress, strict=strict,
-        start=start,
+        eager=eager, start=start,
     )  # fmt: skip
     if bootstrap.Guest.present is not None:
         raise BadRequest(

@@ -25,6 +25,7 @@ def resolve(
     compress: Compress = "auto",
     strict: bool = False,
     dry_run: bool = False,
+    eager: bool = False,
     start: Start | None = None,
 ) -> Settings:
     """Return the settings that these options of ``trace record`` mean; raise BadRequest naming a bad one.
@@ -47,6 +48,7 @@ def resolve(
         compress=compress,
         strict=strict,
         dry_run=dry_run,
+        eager=eager,
         start=start or Start(),
     )
 

@@ -55,7 +55,8 @@ class Settings(Record, frozen=True, kw_only=True):
     """The options of one recording, as the launcher resolved them.
 
     ``root`` is the absolute path of the trace. Sizes are bytes per rank, except ``min_free_bytes``, which
-    is what the recording leaves free on the file system. ``max_bytes`` of None is no limit.
+    is what the recording leaves free on the file system. ``max_bytes`` of None is no limit. ``eager`` turns
+    ``torch.compile`` off, so that every module is seen; it changes the run.
     """
 
     root: str
@@ -67,6 +68,7 @@ class Settings(Record, frozen=True, kw_only=True):
     compress: Compress = "auto"
     strict: bool = False
     dry_run: bool = False
+    eager: bool = False
     start: Start = Start()
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,27 @@ def test_the_package_imports_neither_torch_nor_numpy() -> None:
     text = "import sys, tensortrace.tracer; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("eager", [False, True])
+def test_eager_shows_the_modules_inside_a_compiled_one(tmp_path: Path, eager: bool) -> None:
+    training = Training()
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    training.model = torch.compile(training.model, backend=count, fullgraph=True)
+    with tracer.record(tmp_path / "a", min_free="0", eager=eager):
+        training.step()
+    with Trace.open(tmp_path / "a") as trace:
+        names = {entry.name for entry in trace.ranks[0].entries if entry.kind is Kind.ACTIVATION}
+        assert trace.ranks[0].manifest is not None
+        flags = trace.ranks[0].manifest.environment.flags
+    assert names == ({"(root)", "0", "1", "2"} if eager else {"(root)"})
+    assert flags.get("start.eager") == ("True" if eager else None)
+    assert len(graphs) == (0 if eager else 1), "one graph, unbroken"
+    training.step()
+    assert graphs, "afterwards it is compiled, as before"
