@@ -7,6 +7,7 @@ have equal hidden states up to round-off.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,8 @@ def match_rows(a: np.ndarray, b: np.ndarray) -> Matching:
 
     Equal rows are interchangeable, and are matched in order.
     """
-    left, right = (np.ascontiguousarray(x.reshape(len(x), -1), dtype=np.float64) for x in (a, b))
+    flat = (x.reshape(len(x), math.prod(x.shape[1:])) for x in (a, b))  # an expert may be given nothing
+    left, right = (np.ascontiguousarray(x, dtype=np.float64) for x in flat)
     exact_a, exact_b = _equal_rows(left, right)
     rest_a, rest_b = (np.setdiff1d(np.arange(len(x)), y) for x, y in ((left, exact_a), (right, exact_b)))
     near_a, near_b = _nearest(left[rest_a], right[rest_b])

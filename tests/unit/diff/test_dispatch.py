@@ -34,3 +34,8 @@ def test_equal_rows_match_as_often_as_both_have_them() -> None:
 def test_rows_that_differ_by_more_than_round_off_are_not_the_same() -> None:
     found = match_rows(ROWS[:4], ROWS[:4] * np.float32(1.01))
     assert (len(found.rows_a), found.only_a, found.only_b) == (0, 4, 4)
+
+
+def test_an_expert_that_was_given_nothing_has_rows_of_the_other_run_only() -> None:
+    found = match_rows(np.zeros((0, 3)), np.ones((2, 3)))
+    assert (found.rows_a.size, found.rows_b.size, found.only_a, found.only_b) == (0, 0, 0, 2)
