@@ -33,7 +33,7 @@ def by_dispatch(
     gradients have different factors.
     """
     side_a, side_b = _by_part(a), _by_part(b)
-    if any(not item.entry.local_shape for item in (*a, *b)):
+    if not _same_rows(side_a, side_b):
         return None
     matching = next(_matchings(slot, side_a, side_b, pair), None)
     if matching is None:
@@ -52,7 +52,7 @@ def _matchings(slot: Slot, a: Side, b: Side, pair: StepPair) -> Iterator[Matchin
     for length in range(1, len(parts) + 1):
         given = Slot(slot.phase, Kind.ACTIVATION, ".".join(parts[:length]), "in.0", slot.call)
         found_a, found_b = (_given(given, side, view) for side, view in ((a, pair.a), (b, pair.b)))
-        if found_a is not None and found_b is not None:
+        if found_a is not None and found_b is not None and _same_rows(found_a, found_b):
             yield match_rows(_stacked(found_a), _stacked(found_b))
 
 
@@ -65,6 +65,12 @@ def _given(slot: Slot, side: Side, view: StepView) -> Side | None:
     ):
         return None
     return found
+
+
+def _same_rows(a: Side, b: Side) -> bool:
+    """Tell whether the tensors of all parts have rows of one shape."""
+    shapes = [item.entry.local_shape for side in (a, b) for item in side.values()]
+    return all(shapes) and len({shape[1:] for shape in shapes}) == 1
 
 
 def _by_part(items: Sequence[Item]) -> Side:
