@@ -16,9 +16,10 @@ def odd_ranks(copies: Sequence[Item], like: Sequence[Item] = ()) -> tuple[int, .
     """Return the ranks whose copy is not the one that most ranks hold; empty where all agree.
 
     Where no copy has a majority, the right one is that by far nearest to the tensor of ``like`` (the other
-    run's); where there is none, all ranks are odd. Empty too where the shards say that these are no replicas.
+    run's); where there is none, all ranks are odd. Empty too where the shards say that these are no copies.
     """
-    if any(p.kind != "replicate" for i in copies if i.entry.shard for p in i.entry.shard.placements):
+    placements = (p.kind for i in copies if i.entry.shard for p in i.entry.shard.placements)
+    if not {"partial", "data"}.isdisjoint(placements):
         return ()
     often = Counter(item.entry.digest for item in copies)
     if len(often) < 2:

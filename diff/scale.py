@@ -7,13 +7,13 @@ brought to one scale by *measured* weights before they are compared, and the wei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tensortrace.diff.catalog import Part, StepView
-from tensortrace.diff.rows import Pairing, Row
+from tensortrace.diff.rows import Extent, Pairing, Row
 from tensortrace.diff.stream import Readable
 from tensortrace.tracer.types import Kind
 
@@ -27,11 +27,13 @@ CLOSE = 2.0**-18
 class TokenWeights:
     """∂(backward root)/∂(a token's loss) per part of one step; None where a part's tokens differ.
 
-    ``count`` is each part's number of valid tokens, 0 where it was not recorded.
+    ``count`` is each part's number of valid tokens, 0 where it was not recorded. ``tokens`` has every
+    token's weight, flattened, of parts whose one loss was recorded token by token.
     """
 
     weight: dict[Part, float | None]
     count: dict[Part, int]
+    tokens: dict[Part, np.ndarray] = field(default_factory=dict)
 
     @property
     def observed(self) -> bool:
@@ -57,6 +59,7 @@ def token_weights(view: StepView) -> TokenWeights:
     weights: dict[Part, list[float]] = {}
     counts: dict[Part, int] = {}
     masked: dict[Part, int] = {}
+    tokens: dict[Part, list[np.ndarray]] = {}
     for slot, items in view.find(Kind.LOSS, phase="train"):
         for item in items:
             if item.part is None or not item.source.stored(item.entry):
@@ -67,10 +70,12 @@ def token_weights(view: StepView) -> TokenWeights:
                 values = np.ravel(item.read()).astype(np.float64)
                 weighing = values[values != 0]
                 weights.setdefault(item.part, []).extend(float(v) for v in weighing)
+                tokens.setdefault(item.part, []).append(values)
                 if values.size > 1:  # a mask applied outside the loss: what it leaves weighs nothing
                     masked[item.part] = masked.get(item.part, 0) + len(weighing)
     counts |= masked
-    return TokenWeights({part: _one(values) for part, values in weights.items()}, counts)
+    by_token = {part: found[0] for part, found in tokens.items() if len(found) == 1 and found[0].size > 1}
+    return TokenWeights({part: _one(values) for part, values in weights.items()}, counts, by_token)
 
 
 def _one(values: list[float]) -> float | None:
@@ -86,17 +91,51 @@ def row_scale(pairing: Pairing, a: TokenWeights, b: TokenWeights) -> RowScale:
     """Return ρ per row of ``b``; 1 everywhere where a weight was not observed."""
     by_row: dict[tuple[Part, int], float] = {}
     of_part: dict[Part, list[float]] = {}
-    observed = True
-    for x, y in pairing.pairs:
-        w_a, w_b = a.weight.get(x.part), b.weight.get(y.part)
-        if not w_a or not w_b:
-            observed = False
-            continue
-        by_row[(y.part, y.number)] = w_b / w_a
-        of_part.setdefault(y.part, []).append(w_b / w_a)
-    if not observed or not pairing.pairs:
+    tokens = token_pairs(pairing, a, b)
+    for number, (x, y) in enumerate(pairing.pairs):
+        if tokens is not None:
+            rho = _ratio(*tokens[number])
+        else:
+            w_a, w_b = a.weight.get(x.part), b.weight.get(y.part)
+            if not w_a or not w_b:
+                return RowScale({}, {}, observed=False)
+            rho = w_b / w_a
+        if rho is not None:
+            by_row[(y.part, y.number)] = rho
+            of_part.setdefault(y.part, []).append(rho)
+    if not by_row:
         return RowScale({}, {}, observed=False)
     return RowScale(by_row, {part: _one(values) for part, values in of_part.items()}, observed=True)
+
+
+def token_pairs(
+    pairing: Pairing, a: TokenWeights, b: TokenWeights
+) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    """Return both runs' weights of the tokens of each matched row; None unless all were recorded so."""
+    found = []
+    for x, y in pairing.pairs:
+        left, right = _row_tokens(a, x, pairing.extents_a), _row_tokens(b, y, pairing.extents_b)
+        if left is None or right is None or left.shape != right.shape:
+            return None
+        found.append((left, right))
+    return found or None
+
+
+def _row_tokens(weights: TokenWeights, row: Row, extents: dict[Part, Extent]) -> np.ndarray | None:
+    """Return the weights of a row's valid tokens; of a loss shifted by one, of all but one."""
+    values, extent = weights.tokens.get(row.part), extents.get(row.part)
+    if values is None or extent is None or not extent.rows or values.size % extent.rows:
+        return None
+    own: np.ndarray = values.reshape(extent.rows, -1)[row.number]
+    if extent.positions and len(own) in (extent.positions, extent.positions - 1):
+        own = own[row.start : row.stop - (extent.positions - len(own))]
+    return own
+
+
+def _ratio(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Return the median ratio over tokens that weigh something in both runs; None where none does."""
+    both = (a != 0) & (b != 0) & np.isfinite(a) & np.isfinite(b)
+    return float(np.median(b[both] / a[both])) if both.any() else None
 
 
 @dataclass(frozen=True)
@@ -198,22 +237,73 @@ def effective_weights(
     direct = [(a.weight.get(x.part), b.weight.get(y.part)) for x, y in pairing.pairs]
     if not direct or any(not x or not y for x, y in direct):
         return None
-    weight_a, weight_b = (np.array([w[side] for w in direct], dtype=np.float64) for side in (0, 1))
-    sides = ((factors_a, [x for x, _ in pairing.pairs]), (factors_b, [y for _, y in pairing.pairs]))
+    own = tuple(np.array([w[side] for w in direct], dtype=np.float64) for side in (0, 1))
+    return _in_the_gradient((own[0], own[1]), pairing.pairs, factors_a, factors_b, same_scheme=same_scheme)
+
+
+def effective_tokens(
+    pairing: Pairing,
+    a: TokenWeights,
+    b: TokenWeights,
+    factors_a: Factors | None,
+    factors_b: Factors | None,
+    *,
+    same_scheme: bool,
+) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+    """Return the same as ``effective_weights`` for every valid token of each matched row.
+
+    None unless every token's own weight was recorded in both runs.
+    """
+    tokens = token_pairs(pairing, a, b)
+    if tokens is None:
+        return None
+    lengths = [len(x) for x, _ in tokens]
+    own = (np.concatenate([x for x, _ in tokens]), np.concatenate([y for _, y in tokens]))
+    pairs = [pair for pair, length in zip(pairing.pairs, lengths, strict=True) for _ in range(length)]
+    left, right = _in_the_gradient(own, pairs, factors_a, factors_b, same_scheme=same_scheme)
+    ends = np.cumsum(lengths)[:-1]
+    return np.split(left, ends), np.split(right, ends)
+
+
+def _in_the_gradient(
+    own: tuple[np.ndarray, np.ndarray],
+    pairs: Sequence[tuple[Row, Row]],
+    factors_a: Factors | None,
+    factors_b: Factors | None,
+    *,
+    same_scheme: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights times the factors that act on each row's part, a common factor taken out of ``b``."""
+    weight_a, weight_b = own
+    sides = ((factors_a, [x for x, _ in pairs]), (factors_b, [y for _, y in pairs]))
     explained = all(
         f is not None and f.residual < EXPLAINED and all(row.part.rank in f.by_rank for row in rows)
         for f, rows in sides
     )
     total_a, total_b = weight_a.copy(), weight_b.copy()
     if explained and factors_a and factors_b:
-        total_a *= [factors_a.by_rank[x.part.rank] for x, _ in pairing.pairs]
-        total_b *= [factors_b.by_rank[y.part.rank] for _, y in pairing.pairs]
-    ratio = total_b / total_a
-    common = float(np.median(ratio))
-    if not np.allclose(ratio, common, rtol=WEIGHT_TOLERANCE, atol=0):
+        total_a *= [factors_a.by_rank[x.part.rank] for x, _ in pairs]
+        total_b *= [factors_b.by_rank[y.part.rank] for _, y in pairs]
+    common = _common(total_a, total_b)
+    if common is None:
         return total_a, total_b
-    by_loss = same_scheme and np.allclose(weight_b / weight_a, common, rtol=WEIGHT_TOLERANCE, atol=0)
+    by_its_loss = _common(weight_a, weight_b)
+    by_loss = (
+        same_scheme
+        and by_its_loss is not None
+        and math.isclose(by_its_loss, common, rel_tol=WEIGHT_TOLERANCE)
+    )
     return total_a, total_b if by_loss else total_b / common
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Return the one factor from ``a`` to ``b``; None where there is none, or other tokens weigh nothing."""
+    weighing = a != 0
+    if not weighing.any() or not np.array_equal(weighing, b != 0):
+        return None
+    ratio = b[weighing] / a[weighing]
+    common = float(np.median(ratio))
+    return common if np.allclose(ratio, common, rtol=WEIGHT_TOLERANCE, atol=0) else None
 
 
 WEIGHT_TOLERANCE = 2.0**-12

@@ -17,6 +17,7 @@ from tensortrace.diff.rows import Batch, Pairing, pair, read_batch
 from tensortrace.diff.scale import (
     RowScale,
     TokenWeights,
+    effective_tokens,
     effective_weights,
     row_scale,
     scalar_factor,
@@ -141,6 +142,14 @@ class StepPair:
     def effective_weights(self) -> tuple[np.ndarray, np.ndarray] | None:
         """What a token of each matched row weighs in the gradient of both runs; None where not observed."""
         return effective_weights(
+            self.pairing, self.weights_a, self.weights_b,
+            self.gradients_a.factors, self.gradients_b.factors, same_scheme=self.same_scheme,
+        )  # fmt: skip
+
+    @cached_property
+    def effective_tokens(self) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+        """What every token of each matched row weighs, where both runs tell it token by token."""
+        return effective_tokens(
             self.pairing, self.weights_a, self.weights_b,
             self.gradients_a.factors, self.gradients_b.factors, same_scheme=self.same_scheme,
         )  # fmt: skip

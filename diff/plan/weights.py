@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.plan.comparison import Comparison, StepPair, StepPlan, by_rank
@@ -45,14 +47,24 @@ def _items(view: StepView, group: int | None, pair: StepPair) -> tuple[Item, ...
 
 
 def _loader(pair: StepPair, numbers: Sequence[int]) -> Callable[[], Assembled]:
+    """Return a loader of weights by row; by token, where rows don't have one weight or not the same zeros."""
+
     def load() -> Assembled:
-        if pair.effective_weights is None:
-            raise NotComparable("scale not observed: a loss has no single weight for its tokens")
         owners = tuple(pair.pairing.pairs[n][1] for n in numbers)
-        a, b = (side[list(numbers)] for side in pair.effective_weights)
-        return Assembled(a, b, owners, (1,) * len(owners))
+        by_row, by_token = pair.effective_weights, pair.effective_tokens
+        if by_token is not None and (by_row is None or not _same_zeros(by_token)):
+            a, b = ([side[n] for n in numbers] for side in by_token)
+            return Assembled(np.concatenate(a), np.concatenate(b), owners, tuple(map(len, a)))
+        if by_row is None:
+            raise NotComparable("scale not observed: a loss has no single weight for its tokens")
+        left, right = (side[list(numbers)] for side in by_row)
+        return Assembled(left, right, owners, (1,) * len(owners))
 
     return load
+
+
+def _same_zeros(sides: tuple[list[np.ndarray], list[np.ndarray]]) -> bool:
+    return all(np.array_equal(a != 0, b != 0) for a, b in zip(*sides, strict=True))
 
 
 def _counts(pair: StepPair, group: int | None) -> tuple[Ref, ...]:

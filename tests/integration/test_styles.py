@@ -50,3 +50,21 @@ def test_local_means_through_a_mask_are_named_with_the_tokens_that_the_mask_leav
     assert first is not None
     assert (first.where.step, first.where.kind, first.where.slot) == (0, "loss", "weight")
     assert cause.code == "scale.token_ratio"
+
+
+def test_tokens_of_different_weights_are_equivalent_on_one_rank_and_two(ran: Recorded) -> None:
+    outcome = harness.diff(ran(1, "masked", "weighted"), ran(2, "masked", "weighted"))
+    assert outcome.exit_code == 0, outcome.summary()
+    assert outcome.result.coverage.complete
+    assert not any("not observed" in note for note in outcome.result.notes)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [("", "no-mask"), ("weighted", "other-weighted")], ids=["mask-left-out", "other-weights"]
+)
+def test_tokens_that_weigh_otherwise_are_told_at_the_loss(ran: Recorded, a: str, b: str) -> None:
+    for ranks in (1, 2):
+        outcome = harness.diff(ran(1, "masked", *filter(None, [a])), ran(ranks, "masked", b))
+        first = outcome.result.first_divergent
+        assert first is not None
+        assert (first.where.step, first.where.kind, first.where.slot) == (0, "loss", "weight")

@@ -85,6 +85,10 @@ def masked(numbers: torch.Generator) -> None:
         mask = (torch.rand(BATCH, 6, generator=numbers) > 0.3).float()
         optimizer.zero_grad()
         each = F.cross_entropy(model(mine(x)).flatten(0, 1), mine(y).flatten(), reduction="none")
+        if BUG == "no-mask":
+            mask = torch.ones_like(mask)
+        if BUG.endswith("weighted"):  # some tokens matter more than others, as advantages make them
+            mask = mask * (1 + y % 3 + (BUG == "other-weighted") * (x[..., 0] > 0))
         kept = (each * mine(mask).flatten()).sum()
         (kept / mine(mask).sum() if BUG == "local-means" else kept / mask.sum() * WORLD).backward()
         optimizer.step()
