@@ -57,11 +57,6 @@ FIRST = {
     "dp-tp-pp-bias": At(0, "activation", "layers.1.attention.out", "out"),
 }
 
-OPEN: dict[str, str] = {
-    "hsdp-replicas": "told as token weights of twice the size, not as replicas that differ",
-}
-"""Mistakes that are not yet found where they act, with the reason."""
-
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
@@ -69,11 +64,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
 
 
 def parametrized(cases: list[Case]) -> list[object]:
-    def marks(case: Case) -> tuple[pytest.MarkDecorator, ...]:
-        reason = OPEN.get(case.name)
-        return (pytest.mark.xfail(strict=True, reason=reason),) if reason else ()
-
-    return [pytest.param(case, id=case.name, marks=marks(case)) for case in cases]
+    return [pytest.param(case, id=case.name) for case in cases]
 
 
 def assert_named(case: Case, compared: Compared) -> None:
