@@ -90,6 +90,9 @@ def _label(
 ) -> Label | None:
     sizes = [(shape[dim], extent) for shape, extent in cases]
     unlabelled = not {"rows", "flat", "grouped"} & set(before)
+    turned = all(e.time_major for _, e in sizes)
+    if turned and dim == 0 and all(size == e.positions for size, e in sizes):
+        return "positions"
     if unlabelled and dim < 2 and all(size == e.rows for size, e in sizes):
         return "rows"
     if before.count("positions") < 2 and all(size == e.positions for size, e in sizes):
@@ -160,7 +163,7 @@ def _one_position_fewer(pairing: Pairing) -> Pairing:
     """Return the pairing as it is for tensors that hold all positions of a row but its last."""
 
     def extent(found: Extent) -> Extent:
-        return Extent(found.rows, found.positions - 1 if found.positions else None)
+        return found._replace(positions=found.positions - 1 if found.positions else None)
 
     def row(found: Row) -> Row:
         return found._replace(stop=max(found.start, found.stop - 1))
@@ -218,6 +221,9 @@ def _piece(
             picks.append(slice(row.number, row.number + 1))
         elif label == "positions":
             picks.append(slice(row.start, row.start + length))
+        elif label == "flat" and extent.time_major:
+            first = row.number + row.start * extent.rows
+            picks.append(slice(first, first + (length - 1) * extent.rows + 1, extent.rows))
         elif label == "flat":
             first = row.number * (extent.positions or 1) + row.start
             picks.append(slice(first, first + length))

@@ -29,11 +29,13 @@ class Matching(NamedTuple):
 
 
 def match_rows(a: np.ndarray, b: np.ndarray) -> Matching:
-    """Match rows of two arrays [n, ...] and [m, ...] of equal row shape, each with its mutual nearest.
+    """Match rows of two arrays [n, ...] and [m, ...], each with its mutual nearest.
 
-    Equal rows are interchangeable, and are matched in order.
+    Rows of another shape are never the same. Equal rows are interchangeable, and are matched in order.
     """
     flat = (x.reshape(len(x), math.prod(x.shape[1:])) for x in (a, b))  # an expert may be given nothing
+    if a.shape[1:] != b.shape[1:]:
+        return Matching(np.zeros(0, np.int64), np.zeros(0, np.int64), len(a), len(b))
     left, right = (np.ascontiguousarray(x, dtype=np.float64) for x in flat)
     exact_a, exact_b = _equal_rows(left, right)
     rest_a, rest_b = (np.setdiff1d(np.arange(len(x)), y) for x, y in ((left, exact_a), (right, exact_b)))

@@ -29,10 +29,20 @@ class Row(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Sizes of one part's batch: rows and padded positions; positions is None where there are none."""
+    """Sizes of one part's batch: rows and padded positions; positions is None where there are none.
+
+    ``time_major``: the first dimension of the batch are the positions, the second the rows.
+    """
 
     rows: int
     positions: int | None
+    time_major: bool = False
+
+    def by_row(self, flat: np.ndarray) -> np.ndarray:
+        """Return a tensor of one or several entries per token, flattened, as [rows, entries]."""
+        if self.time_major:
+            return np.ascontiguousarray(flat.reshape(-1, self.rows).T)
+        return flat.reshape(self.rows, -1)
 
 
 @dataclass(frozen=True)
@@ -64,20 +74,49 @@ class Pairing:
         return matched and not self.only_a and not self.only_b
 
 
-def read_batch(view: StepView, phase: str) -> Batch:
+def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
+    """Return the rows of one step of both runs, read so that rows of one are rows of the other.
+
+    Where none is, the batch may be time-major: recurrent networks take positions first.
+    """
+    straight = read_batch(a, phase), read_batch(b, phase)
+    if _common(*straight) or not straight[0].rows or not straight[1].rows:
+        return straight
+    turned = read_batch(a, phase, time_major=True), read_batch(b, phase, time_major=True)
+    return turned if _common(*turned) else straight
+
+
+def _common(a: Batch, b: Batch) -> int:
+    """Return how many rows both batches have."""
+    return (Counter(row.digest for row in a.rows) & Counter(row.digest for row in b.rows)).total()
+
+
+def read_batch(view: StepView, phase: str, *, time_major: bool = False) -> Batch:
     """Return the rows of one step, in order of (microbatch, rank, index)."""
     inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
     for part, slot, item in _given(view, phase):
         if slot.call == 0 and item.source.stored(item.entry) and item.entry.local_shape:
             inputs[part][slot.slot] = item.read()
-    ignored = _ignored_positions(view, phase, inputs)
+    if time_major:
+        inputs = defaultdict(dict, {part: _turned(tensors) for part, tensors in inputs.items()})
+    ignored = _ignored_positions(view, phase, inputs, time_major=time_major)
     pad, notes = _pad_value(inputs, ignored)
     rows: list[Row] = []
     extents: dict[Part, Extent] = {}
     for part in sorted(inputs, key=lambda p: (p.number, p.rank)):
-        extents[part] = _extent(inputs[part])
+        extents[part] = _extent(inputs[part])._replace(time_major=time_major)
         rows += _rows_of_part(part, inputs[part], extents[part], ignored.get(part), pad)
     return Batch(tuple(rows), extents, notes)
+
+
+def _turned(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors that have the positions first with the rows first."""
+    tokens = _tokens(tensors)
+    first = tokens if tokens is not None else next(iter(tensors.values()))
+    return {
+        name: np.swapaxes(value, 0, 1) if value.ndim > 1 and value.shape[:2] == first.shape[:2] else value
+        for name, value in tensors.items()
+    }
 
 
 def _given(view: StepView, phase: str) -> Iterator[tuple[Part, Slot, Item]]:
@@ -176,7 +215,7 @@ def _tokens(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
 
 
 def _ignored_positions(
-    view: StepView, phase: str, inputs: dict[Part, dict[str, np.ndarray]]
+    view: StepView, phase: str, inputs: dict[Part, dict[str, np.ndarray]], *, time_major: bool
 ) -> dict[Part, np.ndarray]:
     """Return per part a bool matrix [rows, positions]: true where neither loss nor mask wants the token."""
     found: dict[Part, np.ndarray] = {}
@@ -189,23 +228,21 @@ def _ignored_positions(
         for item in items:
             if slot.slot != "target" or item.part is None or item.part in found or item.part not in inputs:
                 continue
-            ignored = _ignored_by_target(item.read(), item.entry.meta.ignore_index, inputs[item.part])
+            extent = _extent(inputs[item.part])._replace(time_major=time_major)
+            ignored = _ignored_by_target(item.read(), item.entry.meta.ignore_index, extent)
             if ignored is not None:
                 found[item.part] = ignored
     return found
 
 
-def _ignored_by_target(
-    target: np.ndarray, ignore_index: int | None, tensors: dict[str, np.ndarray]
-) -> np.ndarray | None:
-    tokens = _tokens(tensors)
-    if tokens is None or ignore_index is None:
+def _ignored_by_target(target: np.ndarray, ignore_index: int | None, extent: Extent) -> np.ndarray | None:
+    rows, positions = extent.rows, extent.positions
+    if positions is None or ignore_index is None:
         return None
-    rows, positions = tokens.shape
     if target.size == rows * positions:
-        return np.asarray(target.reshape(rows, positions) == ignore_index)
+        return np.asarray(extent.by_row(target) == ignore_index)
     if target.size == rows * (positions - 1):  # a causal loss shifted inside the program
-        valid = target.reshape(rows, positions - 1) != ignore_index
+        valid = extent.by_row(target) != ignore_index
         ignored = np.ones((rows, positions), dtype=bool)
         ignored[:, :-1] &= ~valid
         ignored[:, 1:] &= ~valid

@@ -126,7 +126,7 @@ def _row_tokens(weights: TokenWeights, row: Row, extents: dict[Part, Extent]) ->
     values, extent = weights.tokens.get(row.part), extents.get(row.part)
     if values is None or extent is None or not extent.rows or values.size % extent.rows:
         return None
-    own: np.ndarray = values.reshape(extent.rows, -1)[row.number]
+    own: np.ndarray = extent.by_row(values)[row.number]
     if extent.positions and len(own) in (extent.positions, extent.positions - 1):
         own = own[row.start : row.stop - (extent.positions - len(own))]
     return own

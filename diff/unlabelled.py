@@ -201,7 +201,7 @@ def _fits_shape(
     if not cases:
         return False
     labels = label_dims(cases)
-    one_fewer = [(s, Extent(e.rows, e.positions - 1 if e.positions else None)) for s, e in cases]
+    one_fewer = [(s, e._replace(positions=e.positions - 1 if e.positions else None)) for s, e in cases]
     return labels is not None or label_dims(one_fewer) is not None
 
 

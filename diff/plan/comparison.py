@@ -13,7 +13,7 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.compare import EPS, Sides
 from tensortrace.diff.gradients import Gradients
-from tensortrace.diff.rows import Batch, Pairing, pair, read_batch
+from tensortrace.diff.rows import Batch, Pairing, pair, read_batches
 from tensortrace.diff.scale import (
     RowScale,
     TokenWeights,
@@ -94,14 +94,19 @@ class StepPair:
     before_b: StepView
 
     @cached_property
+    def batches(self) -> tuple[Batch, Batch]:
+        """Rows of both runs in training passes."""
+        return read_batches(self.a, self.b, "train")
+
+    @property
     def batch_a(self) -> Batch:
         """Rows of ``a`` in training passes."""
-        return read_batch(self.a, "train")
+        return self.batches[0]
 
-    @cached_property
+    @property
     def batch_b(self) -> Batch:
         """Rows of ``b`` in training passes."""
-        return read_batch(self.b, "train")
+        return self.batches[1]
 
     @cached_property
     def pairing(self) -> Pairing:
@@ -111,7 +116,7 @@ class StepPair:
     @cached_property
     def eval_pairing(self) -> Pairing:
         """Which row of ``b`` is which row of ``a`` in eval passes."""
-        return pair(read_batch(self.a, "eval"), read_batch(self.b, "eval"))
+        return pair(*read_batches(self.a, self.b, "eval"))
 
     @cached_property
     def weights_a(self) -> TokenWeights:

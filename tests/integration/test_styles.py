@@ -28,7 +28,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record
 
 
-@pytest.mark.parametrize("style", ["criterion", "causal", "masked"])
+@pytest.mark.parametrize("style", ["criterion", "causal", "masked", "recurrent"])
 def test_one_rank_and_two_are_equivalent(ran: Recorded, style: str) -> None:
     outcome = harness.diff(ran(1, style), ran(2, style))
     assert outcome.exit_code == 0, outcome.summary()

@@ -94,13 +94,34 @@ def masked(numbers: torch.Generator) -> None:
         optimizer.step()
 
 
+class Recurrent(nn.Module):
+    """Positions first, as recurrent layers have them; scores flattened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gru, self.head = nn.Embedding(11, 8), nn.GRU(8, 8), nn.Linear(8, 11)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.gru(self.embed(ids))[0]).flatten(0, 1)
+
+
+def recurrent(numbers: torch.Generator) -> None:
+    """Ids [positions, rows], ranks take columns."""
+    model = wrapped(Recurrent())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(STEPS):
+        ids = torch.randint(1, 11, (7, BATCH), generator=numbers).chunk(WORLD, 1)[RANK]
+        optimizer.zero_grad()
+        F.cross_entropy(model(ids[:-1]), ids[1:].flatten()).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     if WORLD > 1:
         dist.init_process_group("gloo")
-    {"criterion": criterion, "causal": causal, "masked": masked}[sys.argv[1]](
-        torch.Generator().manual_seed(1)
-    )
+    styles = {"criterion": criterion, "causal": causal, "masked": masked, "recurrent": recurrent}
+    styles[sys.argv[1]](torch.Generator().manual_seed(1))
     gc.collect()  # a DDP module that outlives its group may abort at exit
     if WORLD > 1:
         dist.destroy_process_group()

@@ -39,3 +39,8 @@ def test_rows_that_differ_by_more_than_round_off_are_not_the_same() -> None:
 def test_an_expert_that_was_given_nothing_has_rows_of_the_other_run_only() -> None:
     found = match_rows(np.zeros((0, 3)), np.ones((2, 3)))
     assert (found.rows_a.size, found.rows_b.size, found.only_a, found.only_b) == (0, 0, 0, 2)
+
+
+def test_rows_of_other_widths_never_match() -> None:
+    found = match_rows(ROWS[:3], ROWS[:2, :4])
+    assert (len(found.rows_a), found.only_a, found.only_b) == (0, 3, 2)
