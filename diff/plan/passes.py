@@ -74,11 +74,11 @@ def _judged_loss(slot: Slot, pair: StepPair) -> bool:
     return True
 
 
-def _returned_losses(view: StepView) -> list[Slot]:
-    """Return the activations that are a loss's value, bit for bit, in every part.
+def _returned_losses(view: StepView) -> set[Slot]:
+    """Return the scalar activations that are a loss's value, or made of one.
 
     A module that returns its loss (a criterion, a model given labels) repeats the ``loss`` boundary. Its
-    value depends on the scheme, so sum, count and token weight are compared in its place.
+    value and its gradient depend on the scheme, so sum, count and token weight are compared in its place.
     """
     losses = {
         (item.part, item.entry.digest)
@@ -86,8 +86,14 @@ def _returned_losses(view: StepView) -> list[Slot]:
         if slot.slot == "value"
         for item in items
     }
-    scalars = ((s, i) for s, i in view.find(Kind.ACTIVATION) if all(x.entry.local_shape == () for x in i))
-    return [s for s, items in scalars if all((i.part, i.entry.digest) in losses for i in items)]
+    found: set[Slot] = set()
+    for slot, items in view.find(Kind.ACTIVATION):  # in the order in which they were recorded
+        if all(item.entry.local_shape == () for item in items):
+            same = all((item.part, item.entry.digest) in losses for item in items)
+            sources = {source for item in items for source, _ in view.producers(item)}
+            if same or any(source.kind == Kind.LOSS or source in found for source in sources):
+                found.add(slot)
+    return found
 
 
 def _groups(slot: Slot, pair: StepPair) -> Iterable[tuple[int | None, tuple[Item, ...], tuple[Item, ...]]]:
