@@ -86,7 +86,7 @@ def stage_module(how: str, number: int, count: int) -> nn.Module:
 
 
 KEPT: list[nn.Module] = []
-"""Models whose parts the stages are; names are theirs while they live."""
+"""Models whose parts the stages are; names are theirs while they live, but not those of a traced pipeline."""
 
 
 def stages(
@@ -99,7 +99,8 @@ def stages(
             torch.manual_seed(0)
             ends = {f"layers.{i * LAYERS // count - 1}": SplitPoint.END for i in range(1, count)}
             example = torch.zeros(ROWS // CHUNKS, 5, dtype=torch.long)
-            yield pipeline(Net(), (example,), split_spec=ends).build_stage(number, device, group)
+            KEPT.append(pipe := pipeline(Net(), (example,), split_spec=ends))
+            yield pipe.build_stage(number, device, group)
         else:
             module = stage_module(args.split, number, count)
             if args.dp > 1 and args.data == "fsdp2":

@@ -414,7 +414,7 @@ def _model_around(stage: nn.Module) -> nn.Module | None:
     found = _biggest_container(stage, *(child for _, child in _children(stage)))
     if _unwrapped(found) is stage or isinstance(found, (fx.GraphModule, nn.ModuleList, nn.ModuleDict)):
         return None
-    return found
+    return None if type(found).__module__.startswith("torch.distributed.pipelining") else found
 
 
 def _biggest_container(*modules: nn.Module) -> nn.Module:
