@@ -15,6 +15,7 @@ from tensortrace.diff.catalog import EVIDENCE_KINDS, Catalog, Slot, StepView
 from tensortrace.diff.causality import Node
 from tensortrace.diff.excuses import excused
 from tensortrace.diff.execute import Execution
+from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPair, StepPlan
 from tensortrace.diff.plan.gradients import plan_gradients
 from tensortrace.diff.plan.passes import plan_passes, plan_rows
@@ -203,6 +204,8 @@ def _execute(
         previous = INIT_STEP
         if execution.outcomes:
             return ["stopped at init: the runs do not start from the same state"]
+        if any(NO_LAYOUT in reason for _, reason in execution.not_comparable):
+            return [f"stopped at init: ranks hold parts of tensors and {NO_LAYOUT}"]
     for number, step in enumerate(alignment.steps):
         view_a, view_b = a.view(step), b.view(step - offset)
         pair_ = resolve(StepPair(view_a, view_b, state_a, state_b), *rules)

@@ -13,7 +13,7 @@ from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.compare import EPS, is_exact, measure_blocks
-from tensortrace.diff.logical import Unplaceable
+from tensortrace.diff.logical import Unplaceable, no_layout
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps
 from tensortrace.diff.replicas import odd_members, odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
@@ -110,6 +110,10 @@ class Execution:
             else:
                 self.gaps.append((node, entry))
                 self._pass_on(node)
+            return
+        if error := _without_layout(entry):
+            self.not_comparable.append((node, str(error)))
+            self._pass_on(node)
             return
         if _disagree(entry.copies_b, entry.items_b) and not _disagree(entry.copies_a, entry.items_a):
             self._tell_disagreement(node, entry, pair)
@@ -273,6 +277,16 @@ class Execution:
         """Tell whether any boundary of these kinds has diverged so far."""
         wanted = set(kinds)
         return any(o.node.slot.kind in wanted for o in self.outcomes)
+
+
+def _without_layout(entry: Comparison) -> Unplaceable | None:
+    """Return why a tensor cannot be compared whose copies are none: they differ and are of another shape."""
+    sides = ((entry.copies_a, entry.items_b), (entry.copies_b, entry.items_a))
+    for copies, others in sides:
+        shapes = {item.entry.local_shape for item in copies}
+        if others and others[0].entry.local_shape not in shapes and odd_ranks(copies):
+            return no_layout(sorted({rank for item in copies for rank in item.ranks}))
+    return None
 
 
 def _disagree(copies: Sequence[Item], items: Sequence[Item]) -> bool:

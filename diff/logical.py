@@ -134,6 +134,17 @@ class Unplaceable(TraceError):
     """Parts of ranks that make no whole tensor; the text names ranks and ranges."""
 
 
+NO_LAYOUT = "no layout is known"
+
+
+def no_layout(ranks: Sequence[int]) -> Unplaceable:
+    """Return the error for tensors of several ranks that are no copies and of which nothing says more."""
+    return Unplaceable(
+        f"ranks {', '.join(map(str, ranks))} hold different tensors and {NO_LAYOUT}",
+        remedy="find one with `trace layout a/ b/ -o layout.toml`, then diff with --layout layout.toml",
+    )
+
+
 @dataclass(frozen=True)
 class Unlabelled:
     """Different tensors of the ranks of one cell, of which no layout is known.
@@ -163,11 +174,7 @@ class Unlabelled:
 
     def read(self, entry: Entry) -> np.ndarray:
         """Raise: nobody knows what the whole tensor is."""
-        ranks = ", ".join(map(str, self.ranks))
-        raise Unplaceable(
-            f"ranks {ranks} hold different tensors and no layout is known",
-            remedy="find one with `trace layout a/ b/ -o layout.toml`, then diff with --layout layout.toml",
-        )
+        raise no_layout(self.ranks)
 
 
 Logical = tuple[Source, Entry]

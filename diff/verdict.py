@@ -12,6 +12,7 @@ from tensortrace.diff.catalog import Catalog, Part
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
 from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.owners import ranks_at_fault
 from tensortrace.diff.plan.comparison import OneSided
 from tensortrace.diff.result import Coverage, Finding, Missing, Power, Result, Side, StepLabel, Verdict, Where
@@ -142,6 +143,10 @@ def _side(catalog: Catalog, steps: Sequence[int]) -> Side:
 def _headline(verdict: str, first: Finding | None, cause: str | None, coverage: Coverage) -> str:
     if verdict == "equivalent":
         return f"equivalent: {coverage.compared} boundaries compared, {coverage.bitwise_equal} bitwise equal"
+    if first is None and any(NO_LAYOUT in missing.reason for missing in coverage.missing):
+        return (
+            f"incomplete: ranks hold different parts of tensors, and {NO_LAYOUT}: see `trace layout --help`"
+        )
     if first is None:
         return "incomplete: nothing diverges in what was compared, but boundaries are missing"
     at = first.where

@@ -11,7 +11,7 @@ from tensortrace.diff.causes.case import Case, Proposal, told
 from tensortrace.diff.execute import Outcome
 from tensortrace.diff.gradients import CLIP
 from tensortrace.diff.plan.comparison import Comparison, replica
-from tensortrace.tracer.types import Kind
+from tensortrace.tracer.types import INIT_STEP, Kind
 
 _RUNGS = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
 
@@ -181,7 +181,8 @@ def replica_disagrees(case: Case) -> Sequence[Proposal]:
         return ()
     ranks = ", ".join(map(str, odd))
     slot = case.origin.node.slot
-    before = {i.source.rank: i for i in case.pair.before_b.items.get(slot, ())}
+    at_init = case.origin.node.step == INIT_STEP  # which no step comes before
+    before = {i.source.rank: i for i in case.pair.before_b.items.get(slot, ()) if not at_init}
     copies = {i.source.rank: i for i in entry.copies_b}
     if all(r in before and copies[r].entry.digest == before[r].entry.digest for r in odd):
         text = f"rank {ranks} of b kept the value of before the step"

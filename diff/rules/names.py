@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+_INSIDE = re.escape(".") + "(.*)"
+"""How the pattern of a glob ends that is of all that a module holds."""
+
 _PART = re.compile(r"\*|\?|\{([A-Za-z_]\w*)\}")
 
 
@@ -67,8 +70,12 @@ class Rename:
         ``where`` is the rank's coordinate by axis. Raises BadName for a number that is none or that the
         lists of ``add`` don't reach.
         """
+        if any(where[axis] != number for axis, number in self.at.items()):
+            return name
         match = self.glob.fullmatch(name)
-        if match is None or any(where[axis] != number for axis, number in self.at.items()):
+        if match is None and self.glob.pattern.endswith(_INSIDE):
+            match = self.glob.fullmatch(name + ".")  # ``experts.{e}.*`` means the module too
+        if match is None:
             return name
         captured = match.groupdict()
         values = dict(captured)
@@ -77,7 +84,7 @@ class Rename:
             for key, table in tables.items():
                 total += self._entry(key, table, captured, where, name)
             values[number] = str(total)
-        return fill(self.to, match, values)
+        return fill(self.to, match, values).removesuffix(".")
 
     def _entry(
         self,

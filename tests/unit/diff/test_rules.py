@@ -241,6 +241,8 @@ def test_renames_follow_one_another_and_may_concern_some_ranks_only(tmp_path: Pa
     layout = layout_of(tmp_path, text)
     assert layout.canonical("layers.0.attn.weight", 0) == "h.0.self_attention.weight"
     assert layout.canonical("layers.0.attn.weight", 1) == "h.3.self_attention.weight"
+    assert layout.canonical("layers.0.attn", 1) == "h.3.self_attention", "the module itself goes with them"
+    assert layout.canonical("layers.0", 1) == "layers.3"
 
 
 def test_the_first_rule_that_fits_counts(tmp_path: Path) -> None:
