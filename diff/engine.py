@@ -23,7 +23,7 @@ from tensortrace.diff.plan.recompute import plan_recomputed
 from tensortrace.diff.plan.state import plan_init, plan_state
 from tensortrace.diff.relaid import laid_out, layout_notes
 from tensortrace.diff.result import Result
-from tensortrace.diff.rows import read_batch
+from tensortrace.diff.rows import read_batches
 from tensortrace.diff.starts import start_notes
 from tensortrace.diff.unlabelled import Rules, resolve
 from tensortrace.diff.verdict import state_result
@@ -167,12 +167,13 @@ def _requested(request: str, a: Catalog, b: Catalog) -> int:
 def _by_tokens(a: Catalog, b: Catalog) -> tuple[int, tuple[str, ...]]:
     """Return the offset at which b's first step has a's input rows; 0 where index order already has."""
     first = b.steps[0]
-    wanted = {row.digest for row in read_batch(b.view(first), "train").rows}
-    if not wanted:
-        return 0, ()
     for step in sorted(a.steps, key=lambda s: (s != first, s)):
-        rows = {row.digest for row in read_batch(a.view(step), "train").rows}
-        if rows == wanted:
+        rows_a, rows_b = (
+            {row.digest for row in batch.rows} for batch in read_batches(a.view(step), b.view(first), "train")
+        )
+        if not rows_b:
+            return 0, ()
+        if rows_a == rows_b:
             if step == first:
                 return 0, ()
             note = f"steps aligned by equal input tokens: b's step {first} is a's step {step}"

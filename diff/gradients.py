@@ -43,10 +43,12 @@ class Gradients:
     """What one run recorded of its parameters' gradients in one step.
 
     Values are local tensors; under data parallelism every rung after ``local_grad`` is a replica, so the
-    first rank stands for all (that replicas agree is checked elsewhere).
+    first rank stands for all (that replicas agree is checked elsewhere). ``by_hand`` is the factor of a clip
+    that no function was seen to apply, None without.
     """
 
     view: StepView
+    by_hand: float | None = None
     _factor_cache: dict[Kind, float | None] = field(default_factory=dict, repr=False)
     _class_factors: dict[frozenset[int], Factors | None] = field(default_factory=dict, repr=False)
 
@@ -186,7 +188,11 @@ class Gradients:
     def unclipped_value(self, name: str) -> Sum | None:
         """Return the gradient before clipping, without a loss scale that was still in it."""
         item = self.unclipped(name)
-        return None if item is None else Sum((Term(item, 1.0, self.clipped_scale or 1.0),))
+        return (
+            None
+            if item is None
+            else Sum((Term(item, 1.0, (self.clipped_scale or 1.0) * (self.by_hand or 1.0)),))
+        )
 
     @cached_property
     def factors(self) -> Factors | None:
@@ -219,7 +225,12 @@ class Gradients:
     def _local_samples(self, names: Iterable[str]) -> Iterator[tuple[dict[int, Sum], Sum]]:
         for name in names:
             copies, local = self.unclipped_copies(name), self.local_sums(name)
-            if not copies or not local or odd_ranks(copies):
+            if (
+                not copies
+                or not local
+                or odd_ranks(copies)
+                or not _readable((*copies, *self.local_items(name)))
+            ):
                 continue  # where replicas disagree there is no one gradient to explain
             start = {i.cell: one(i) for i in self.start_items(name)}
             if any(block.any() for found in start.values() for block in found.blocks()):
@@ -265,3 +276,7 @@ class Gradients:
             own = factors.by_rank.get(item.cell, 0.0)
             parts.append((one(item), factors.by_rank.get(-1 - item.cell, own)))
         return Sum(tuple(term for found, factor in parts for term in found.scaled(factor).terms))
+
+
+def _readable(items: Iterable[Item]) -> bool:
+    return all(item.source.stored(item.entry) for item in items)

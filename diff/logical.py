@@ -165,8 +165,8 @@ class Unlabelled:
         return tuple(member.rank for member in self.members)
 
     def stored(self, entry: Entry) -> bool:
-        """Tell whether every rank's bytes are there."""
-        return all(m.source.stored(m.entry) for m in self.members)
+        """Return False: nobody knows what the whole tensor is, so there is none to read."""
+        return False
 
     def blocks(self, entry: Entry, most: int, only: int | None = None) -> Iterator[np.ndarray]:
         """Raise as ``read`` does."""

@@ -75,15 +75,22 @@ class Pairing:
 
 
 def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
-    """Return the rows of one step of both runs, read so that rows of one are rows of the other.
+    """Return the rows of one step of both runs, read so that as many rows as can be are in both.
 
-    Where none is, the batch may be time-major: recurrent networks take positions first.
+    Rows are whole first; then what may be padding at their ends is cut off, where only the values tell it;
+    last, the batch may be time-major, as recurrent networks take it.
     """
-    straight = read_batch(a, phase), read_batch(b, phase)
-    if _common(*straight) or not straight[0].rows or not straight[1].rows:
-        return straight
-    turned = read_batch(a, phase, time_major=True), read_batch(b, phase, time_major=True)
-    return turned if _common(*turned) else straight
+    best: tuple[Batch, Batch] | None = None
+    for guess, time_major in ((False, False), (True, False), (False, True), (True, True)):
+        found = (
+            read_batch(a, phase, guess_padding=guess, time_major=time_major),
+            read_batch(b, phase, guess_padding=guess, time_major=time_major),
+        )
+        best = best if best is not None and _common(*best) >= _common(*found) else found
+        if not found[0].rows or not found[1].rows or _common(*best) == min(len(x.rows) for x in found):
+            break
+    assert best is not None
+    return best
 
 
 def _common(a: Batch, b: Batch) -> int:
@@ -91,8 +98,11 @@ def _common(a: Batch, b: Batch) -> int:
     return (Counter(row.digest for row in a.rows) & Counter(row.digest for row in b.rows)).total()
 
 
-def read_batch(view: StepView, phase: str, *, time_major: bool = False) -> Batch:
-    """Return the rows of one step, in order of (microbatch, rank, index)."""
+def read_batch(view: StepView, phase: str, *, guess_padding: bool = False, time_major: bool = False) -> Batch:
+    """Return the rows of one step, in order of (microbatch, rank, index).
+
+    Padding is what mask or loss ignore; with ``guess_padding`` also a token that rows end in repeatedly.
+    """
     inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
     for part, slot, item in _given(view, phase):
         if slot.call == 0 and item.source.stored(item.entry) and item.entry.local_shape:
@@ -100,7 +110,7 @@ def read_batch(view: StepView, phase: str, *, time_major: bool = False) -> Batch
     if time_major:
         inputs = defaultdict(dict, {part: _turned(tensors) for part, tensors in inputs.items()})
     ignored = _ignored_positions(view, phase, inputs, time_major=time_major)
-    pad, notes = _pad_value(inputs, ignored)
+    pad, notes = _pad_value(inputs, ignored, guess=guess_padding)
     rows: list[Row] = []
     extents: dict[Part, Extent] = {}
     for part in sorted(inputs, key=lambda p: (p.number, p.rank)):
@@ -228,6 +238,8 @@ def _ignored_positions(
         for item in items:
             if slot.slot != "target" or item.part is None or item.part in found or item.part not in inputs:
                 continue
+            if not item.source.stored(item.entry):
+                continue
             extent = _extent(inputs[item.part])._replace(time_major=time_major)
             ignored = _ignored_by_target(item.read(), item.entry.meta.ignore_index, extent)
             if ignored is not None:
@@ -251,7 +263,7 @@ def _ignored_by_target(target: np.ndarray, ignore_index: int | None, extent: Ext
 
 
 def _pad_value(
-    inputs: dict[Part, dict[str, np.ndarray]], ignored: dict[Part, np.ndarray]
+    inputs: dict[Part, dict[str, np.ndarray]], ignored: dict[Part, np.ndarray], *, guess: bool
 ) -> tuple[int | None, tuple[str, ...]]:
     """Return the token id that fills ignored positions at the ends of rows; None where there is none."""
     counts: Counter[int] = Counter()
@@ -263,7 +275,7 @@ def _pad_value(
             for row, skip in zip(tokens, ignored[part], strict=True):
                 counts.update(int(v) for v in row[len(row) - _run(skip[::-1]) :])
                 counts.update(int(v) for v in row[: _run(skip)])
-        elif tokens.shape[1] > 1:
+        elif guess and tokens.shape[1] > 1:
             ends = tokens[tokens[:, -1] == tokens[:, -2]]
             counts.update(int(row[-1]) for row in ends)
     if not counts:

@@ -17,6 +17,7 @@ import numpy as np
 
 from tensortrace.diff.assemble import NotComparable, by_rows, label_dims
 from tensortrace.diff.catalog import EVIDENCE_KINDS, Item, Slot, StepView
+from tensortrace.diff.compare import is_exact
 from tensortrace.diff.logical import CELL_KINDS, Member, Merged, Unlabelled, Unplaceable, merged_entry
 from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.diff.rows import Extent, Pairing
@@ -168,13 +169,14 @@ def _find(slot: Slot, items: Sequence[Item], like: Sequence[Item], pairing: Pair
     if not like or any(isinstance(i.source, Unlabelled) for i in like):
         return None
     fitting = [rule for rule in _candidates(items) if _fits_shape(slot, rule, items, like, pairing)]
-    if len(fitting) == 1 and fitting[0].how == "joined":
+    ids = all(is_exact(item.entry.dtype) for item in items)  # in another order they are other rows' ids
+    if len(fitting) == 1 and fitting[0].how == "joined" and not ids:
         return fitting[0]
     scored = [(_misfit(slot, rule, items, like, pairing), n, rule) for n, rule in enumerate(fitting)]
     misfit, _, best = min(scored, default=(np.inf, 0, None))
-    if best is None or misfit <= FITS or best.how == "joined":
+    if best is None or misfit <= FITS or (best.how == "joined" and not ids):
         return best
-    return Rule("copies")  # of the right shape, and no sum: they should have been equal
+    return None if ids else Rule("copies")  # of the right shape, and no sum: they should have been equal
 
 
 def _candidates(items: Sequence[Item]) -> list[Rule]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensortrace.diff.assemble import NotComparable
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causes import (
     boundary,
@@ -19,6 +20,7 @@ from tensortrace.diff.causes import (
 )
 from tensortrace.diff.causes.case import Case, Detector, settle
 from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.result import Cause
 from tensortrace.diff.window import Windows
 
@@ -69,7 +71,11 @@ def name_causes(
     case = Case(seen[id(origin)], tuple(seen[id(o)] for o in siblings), execution, a, b, offset)
     accepted = []
     for number, detector in enumerate(DETECTORS):
-        for proposal in detector(case):
+        try:
+            proposals = detector(case)
+        except (NotComparable, Unplaceable):
+            continue  # it looks at tensors of which no layout is known
+        for proposal in proposals:
             cause = settle(case, proposal)
             if cause is not None:
                 accepted.append((proposal.simplicity, number, cause))

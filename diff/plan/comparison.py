@@ -13,6 +13,7 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.compare import EPS, Sides
 from tensortrace.diff.gradients import Gradients
+from tensortrace.diff.handclip import clipped_by_hand
 from tensortrace.diff.rows import Batch, Pairing, pair, read_batches
 from tensortrace.diff.scale import (
     RowScale,
@@ -136,12 +137,12 @@ class StepPair:
     @cached_property
     def gradients_a(self) -> Gradients:
         """The gradient rungs of ``a``."""
-        return Gradients(self.a)
+        return Gradients(self.a, clipped_by_hand(Gradients(self.b), Gradients(self.a)))
 
     @cached_property
     def gradients_b(self) -> Gradients:
         """The gradient rungs of ``b``."""
-        return Gradients(self.b)
+        return Gradients(self.b, clipped_by_hand(Gradients(self.a), Gradients(self.b)))
 
     @cached_property
     def effective_weights(self) -> tuple[np.ndarray, np.ndarray] | None:

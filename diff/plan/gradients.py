@@ -111,6 +111,13 @@ def _plan_event(
             text = f"clipping {when} happened only in {side}"
             one = x or y
             assert one is not None
+            lacking = pair.gradients_b if x else pair.gradients_a
+            if not early and lacking.by_hand is not None:
+                text = f"only {side} calls a function that clips; what the optimizers consumed agrees"
+                plan.one_sided.append(
+                    OneSided("a" if x else "b", slot, microbatch, (one,), text, counts=False)
+                )
+                continue
             # one event is one finding: its norm, on which the rest depends
             parents = () if name == "total_norm" else ((microbatch, slot._replace(slot="total_norm")),)
             plan.one_sided.append(
