@@ -288,4 +288,8 @@ def _lost_records(catalog: Catalog, side: str) -> list[Missing]:
         absent = sorted(set(range(expected)) - set(catalog.ranks))
         reason = f"no recording of rank {', '.join(map(str, absent))} of {expected}"
         found.append(Missing(label, "any", reason, len(absent), (), True))  # type: ignore[arg-type]
+    command = catalog.trace.manifest
+    if not found and command is not None and command.exit_code:
+        reason = f"the command of {label} ended with exit code {command.exit_code}"
+        found.append(Missing(label, "any", reason, 1, (), True))  # type: ignore[arg-type]
     return found

@@ -44,6 +44,7 @@ def write_trace(
     meshes: Mapping[str, Mesh] | None = None,
     ended: str | None = "finished",
     finish: bool = True,
+    exit_code: int = 0,
     **rank_fields: Any,
 ) -> Path:
     """Write a trace whose rank r holds ``ranks[r]``, pairs of Boundary fields and array; return ``root``.
@@ -69,7 +70,7 @@ def write_trace(
             writer.close()
     if finish:
         folders = tuple(layout.rank_folder(root, rank).name for rank in range(len(all_ranks)))
-        fields = {"ranks": folders, "exit_code": 0, "ended_at": 1.0}
+        fields = {"ranks": folders, "exit_code": exit_code, "ended_at": 1.0}
         finish_manifest(root / layout.MANIFEST, _with(manifest, fields))
     return root
 

@@ -164,3 +164,11 @@ def test_kinds_that_were_not_asked_for_are_not_compared(judge: Judge) -> None:
     result = judge(Program(), Program(ranks=2, lr=2e-2), kinds=(Kind.ACTIVATION,))
     assert set(result.coverage.by_kind) == {"activation"}
     assert place(result)[:3] == (1, 0, "activation")
+
+
+def test_a_command_that_failed_is_no_complete_run(judge: Judge) -> None:
+    result = judge(Program(), judge.write(Program(order=1), exit_code=3))
+    assert result.verdict == "incomplete"
+    assert [missing.reason for missing in result.coverage.missing] == [
+        "the command of b ended with exit code 3"
+    ]
