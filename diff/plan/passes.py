@@ -14,7 +14,7 @@ from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.dispatched import by_dispatch
 from tensortrace.diff.plan.weights import weight_refs
-from tensortrace.diff.rows import Row
+from tensortrace.diff.rows import Pairing, Row
 from tensortrace.diff.scale import projected
 from tensortrace.tracer.types import ROOT, STAGE, Kind
 
@@ -152,6 +152,8 @@ def _plan_one(
 def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair) -> Callable[[], Assembled]:
     pairing = pair.pairing if slot.phase == "train" else pair.eval_pairing
     if slot.kind == Kind.LOSS and slot.slot in _SUMMED:
+        if slot.phase == "eval":  # every rank may have evaluated the same rows: each counts once
+            a, b = (_of_rows(side, items, pairing) for side, items in enumerate((a, b)))
         return lambda: Assembled(_total(a), _total(b))
     if slot.kind == Kind.ACTIVATION_GRAD:
         return _or_dispatched(
@@ -187,6 +189,12 @@ def _or_dispatched(
             return found
 
     return load
+
+
+def _of_rows(side: int, items: tuple[Item, ...], pairing: Pairing) -> tuple[Item, ...]:
+    """Return the items of the parts whose rows were paired; all of them where none was."""
+    parts = {rows[side].part for rows in pairing.pairs}
+    return tuple(item for item in items if item.part in parts) or items
 
 
 def _total(items: Sequence[Item]) -> np.ndarray:

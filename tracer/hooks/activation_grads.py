@@ -68,7 +68,7 @@ class GradHooks:
     @guard("activation gradient")
     def _record(
         self,
-        gradient: torch.Tensor,
+        gradient: torch.Tensor | None,
         at: Moment,
         name: str,
         slot: str,
@@ -77,9 +77,12 @@ class GradHooks:
         shard: Shard | None,
         spec: Spec | None,
     ) -> bool:
-        """Record one gradient; a further backward through the same graph gets a call of its own."""
+        """Record one gradient; a further backward through the same graph gets a call of its own.
+
+        A compiled graph brings None to an output that the objective does not depend on.
+        """
         staged = self._session.staged
-        if self._session.muted or (staged is not None and staged.only_weights):
+        if gradient is None or self._session.muted or (staged is not None and staged.only_weights):
             return False
         if call is None:
             call = self._fired[at, name, slot]

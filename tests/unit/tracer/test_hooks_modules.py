@@ -258,6 +258,24 @@ def test_a_compiled_module_is_seen_from_outside_without_a_graph_break(how: str) 
     assert len(sink.find("local_grad", "0.0.weight", "grad", microbatch=1)) == 1
 
 
+class Two(nn.Module):
+    """Returns what is trained on and what is not, as a model with its loss and its scores does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.linear(rows)
+        return scores.sum(), scores * 2
+
+
+def test_an_output_of_a_compiled_module_that_gets_no_gradient_is_none_to_record() -> None:
+    with recording() as sink:
+        torch.compile(Two(), backend="aot_eager")(torch.ones(4, 2))[0].backward()
+    assert [kept.boundary.slot for kept in sink.find("activation_grad", "(root)")] == ["out.0"]
+
+
 def test_a_compiled_step_function_compiles_whole_while_recording() -> None:
     torch._dynamo.reset()
     model = nn.Linear(2, 1)
