@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from tensortrace.diff.engine import compare
 from tensortrace.tracer.errors import BadRequest
-from tensortrace.tracer.types import Kind
+from tensortrace.tracer.types import ROOT, Kind, Mesh, Placement, Shard
 from tests.integration.judged import Judge, assert_equivalent, first, place
-from tests.simulated import Documents, Program
+from tests.simulated import CLIP, At, Documents, Program
+from tests.synthetic import write_trace
 
 STEPS = 5
 
@@ -121,3 +125,31 @@ def test_a_run_continued_from_a_later_step_is_aligned_by_its_tokens(judge: Judge
         assert_equivalent(result)
         assert result.step_offset == 2
     assert any("aligned by equal input tokens" in note for note in by_tokens.notes)
+
+
+class ClippedByHand(Program):
+    """Scales its gradients as a clip would, without calling one."""
+
+    def keeps(self, at: At) -> bool:
+        return not (at.kind is Kind.CLIPPED_GRAD and (at.name == CLIP or at.slot == "before"))
+
+
+def test_a_clip_by_hand_is_equivalent_to_a_clip_by_a_function(judge: Judge) -> None:
+    for a, b in ((Program(), ClippedByHand(ranks=2)), (ClippedByHand(), Program(ranks=2))):
+        result = judge(a, b)
+        assert result.verdict == "equivalent", result.headline
+        assert all(not missing.counts_as_incomplete for missing in result.coverage.missing)
+
+
+def test_ids_that_rows_happen_to_end_in_are_no_padding(tmp_path: Path) -> None:
+    ids = np.array([[1, 3], [3, 3], [5, 3], [3, 3], [2, 2], [7, 1]])
+    at = {"kind": Kind.INPUT, "name": ROOT, "slot": "in.0"}
+    mesh = {"ddp": Mesh(("dp",), (2,), (0, 1))}
+    own = [Shard("ddp", (rank,), (Placement("data"),)) for rank in (0, 1)]
+    a = write_trace(tmp_path / "a", [[(at, ids)]])
+    b = write_trace(
+        tmp_path / "b", [[(at | {"shard": own[rank]}, ids[rank::2])] for rank in (0, 1)], meshes=mesh
+    )
+    result = compare(a, b)
+    assert result.verdict == "equivalent", result.headline
+    assert not any("padding" in note for note in result.notes)
