@@ -175,6 +175,8 @@ class Execution:
         self._count(node, equal=metrics.equal)
         self._remember(node, measured, loaded.shape, lookup=loaded.exact)
         judgement, origin = self._judge(node, entry, measured, eps)
+        if judgement.ratio > 1 and origin == "unknown" and entry.quiet and isinstance(loaded, Assembled):
+            judgement = self._without_noise(node, entry, loaded, eps) or judgement
         self.judged.append((node, judgement))
         if judgement.ratio <= 1:
             return
@@ -194,6 +196,18 @@ class Execution:
                 node, entry, role, metrics, judgement, text, kept, pair, shape=loaded.shape, window=window
             )
         )
+
+    def _without_noise(
+        self, node: Node, entry: Comparison, loaded: Assembled, eps: float
+    ) -> Judgement | None:
+        """Judge what is left without elements that are given only round-off; None if that diverges too."""
+        quiet = entry.quiet(loaded) if entry.quiet else None
+        if quiet is None:
+            return None
+        metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=eps or EPS["float64"])
+        peak = 0.0 if metrics.equal else measure_peak(quiet.blocks(), metrics, 0.0)
+        judgement, _ = self._judge(node, entry, Measured(metrics, peak, 0.0), eps)
+        return judgement if judgement.ratio <= 1 else None
 
     def _remember(self, node: Node, measured: Measured, shape: tuple[int, ...], *, lookup: bool) -> None:
         metrics = measured.metrics

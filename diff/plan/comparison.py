@@ -36,7 +36,9 @@ class Comparison:
     of ``b - a`` after the part that the recorded inputs explain is taken away, with a per-element magnitude
     of the terms that were summed; None where no formula is known. ``magnitude`` is the norm of the terms
     summed where that exceeds the norm of the result (cancellation). ``copies_*`` are what every rank
-    holds where all should hold the same.
+    holds where all should hold the same. ``quiet`` returns both sides without the elements of which the
+    recorded inputs are nothing but round-off, None where there are none: it is asked where no formula tells
+    what an update may make of them.
     """
 
     slot: Slot
@@ -52,6 +54,7 @@ class Comparison:
     text: str = ""
     copies_a: tuple[Item, ...] = ()
     copies_b: tuple[Item, ...] = ()
+    quiet: Callable[[Assembled], Assembled | None] | None = None
 
     @property
     def same_bytes(self) -> bool:

@@ -11,7 +11,7 @@ from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, replica
 from tensortrace.diff.plan.gradients import Ref, window_slot
-from tensortrace.diff.plan.updates import own_error
+from tensortrace.diff.plan.updates import own_error, without_noise
 from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import ROOT, Kind
 
@@ -93,7 +93,9 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
         )
         return
     plain = _comparison(slot, a, b, parents, earlier)
-    plan.comparisons.append(replace(plain, own=own_error(slot, pair)))
+    of_update = slot.kind != Kind.BUFFER and slot.slot != "start"
+    quiet = partial(without_noise, slot, pair) if of_update else None
+    plan.comparisons.append(replace(plain, own=own_error(slot, pair), quiet=quiet))
 
 
 def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import Sides
-from tensortrace.diff.plan.comparison import StepPair, replica
+from tensortrace.diff.plan.comparison import StepPair, coarser_eps, replica
 from tensortrace.diff.plan.gradients import window_slot
 from tensortrace.diff.stream import block_size, item_blocks, one
 from tensortrace.diff.update import Hypers, UpdateInputs, predict_param, predict_state
@@ -99,6 +100,28 @@ def own_error(slot: Slot, pair: StepPair) -> Callable[[], Callable[[], Iterable[
         return lambda: kept
 
     return own
+
+
+NOISE = 2.0**10
+"""Units of round-off by which an element's gradients may differ and still say which way it is updated."""
+
+
+def without_noise(slot: Slot, pair: StepPair, loaded: Assembled) -> Assembled | None:
+    """Return both sides of a state with the elements made equal whose gradients are round-off alone.
+
+    Where terms cancel (the bias of attention keys, in theory without a gradient) correct runs consume other
+    noise, and an optimizer that normalises makes whole steps of it. None where no element is so.
+    """
+    a, b = pair.gradients_a.consumed(slot.name), pair.gradients_b.consumed(slot.name)
+    if a is None or b is None or not a.entry.local_shape == b.entry.local_shape == loaded.shape:
+        return None
+    left, right = a.read().astype(np.float64), b.read().astype(np.float64)
+    eps = coarser_eps((a, b))
+    with np.errstate(invalid="ignore"):
+        noise = np.abs(right - left) > NOISE * eps * np.maximum(np.abs(left), np.abs(right))
+    if not noise.any():
+        return None
+    return Assembled(loaded.a, np.where(noise, loaded.a, loaded.b))
 
 
 def _expected(slot: Slot, inputs: UpdateInputs) -> np.ndarray | None:
