@@ -31,6 +31,7 @@ def assert_recorded(ran: Ran, case: Case) -> None:
         assert all(rank.entries for rank in trace.ranks), case.name
 
 
+@pytest.mark.slow  # in CI the tests of each kind of layout hold the same promise
 def test_recording_changes_no_bit_of_two_ranks(tmp_path: Path) -> None:
     assert altered(tmp_path, 2, [case for case in QUICK if case.name in FIRST]) == []
 

@@ -77,6 +77,7 @@ def assert_named(case: Case, compared: Compared) -> None:
     assert fnmatchcase(found.name, wanted.name), compared.summary()
 
 
+@pytest.mark.slow  # with its diffs two minutes; tests/integration/test_diff_resharded.py is quick
 @pytest.mark.parametrize("case", parametrized([case for case in PLANTS if case.ranks == 2]))
 def test_a_mistake_of_two_ranks_is_named_where_it_acts(launched: Launched, case: Case) -> None:
     assert_named(case, launched.diff(case))

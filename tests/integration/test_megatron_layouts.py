@@ -56,6 +56,7 @@ def tp2(folder: Path, one: Path) -> Path:
     return recorded(folder, "tp2", 2, "--tp", 2, "--expect", folder / "one.pt")
 
 
+@pytest.mark.slow
 def test_the_layout_of_two_ranks_is_found_and_the_diff_needs_nothing_else(one: Path, tp2: Path) -> None:
     file, done = found(one, tp2)
     assert done.exit_code == 0, done.output
@@ -72,6 +73,7 @@ def test_the_layout_of_two_ranks_is_found_and_the_diff_needs_nothing_else(one: P
     assert_equivalent(diff(one, tp2, "--layout", str(file)))
 
 
+@pytest.mark.slow
 def test_a_swapped_block_is_reported_and_not_taken_for_layout(folder: Path, one: Path) -> None:
     planted = recorded(folder, "qkv", 2, "--tp", 2, "--plant", "qkv")
     file, done = found(one, planted)

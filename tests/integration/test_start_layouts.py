@@ -29,6 +29,9 @@ DRAWN = {"init_seed": 5, "adversarial": True, "dropout_seed": 9, "pad_id": 0}
 Parts = dict[int, tuple[np.ndarray, Entry]]
 """By rank: the tensor and what the trace says of it."""
 
+pytestmark = pytest.mark.slow
+"""Four launches of seven layouts; tests/unit/tracer/test_start_*.py are quick."""
+
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Ran]:
@@ -90,7 +93,6 @@ def test_parameters_have_the_same_bits_on_every_layout(drawn: tuple[Ran, Ran], c
     assert_same_beginning(one.trace(REFERENCE), two.trace(case))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [*SPREAD, *MORE], ids=lambda case: case.name)
 def test_another_runs_beginning_is_taken_over_on_every_layout(loaded: tuple[Ran, Ran], case: Case) -> None:
     one, two = loaded
@@ -150,7 +152,6 @@ def mistaken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Ran]:
     return one, launch(folder / "two", 2, MISTAKES, *OWN, start=start)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", MISTAKES, ids=lambda case: case.name)
 def test_adversarial_parameters_put_a_mistake_far_above_what_is_allowed(
     mistaken: tuple[Ran, Ran], case: Case
