@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensortrace.diff.cells import SAMPLE_KINDS, Cells, find_cells
-from tensortrace.diff.logical import Member, Merged, Placer, Source, Unlabelled
+from tensortrace.diff.logical import Member, Placer, Source, Together
 from tensortrace.diff.relaid import RelaidTrace
 from tensortrace.diff.ties import Ties, renamed, tied
 from tensortrace.tracer.reader import Trace
@@ -52,12 +52,12 @@ class Item(NamedTuple):
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that hold a part of the tensor."""
-        return self.source.ranks if isinstance(self.source, Merged | Unlabelled) else (self.source.rank,)
+        return self.source.ranks if isinstance(self.source, Together) else (self.source.rank,)
 
     @property
     def members(self) -> tuple[tuple[int, Entry], ...]:
         """Each rank's own entry."""
-        if not isinstance(self.source, Merged | Unlabelled):
+        if not isinstance(self.source, Together):
             return ((self.source.rank, self.entry),)
         return tuple((member.rank, member.entry) for member in self.source.members)
 

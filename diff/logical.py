@@ -67,18 +67,10 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Merged:
-    """A tensor that several ranks hold together: stands in the place of a rank in an item.
-
-    ``parts`` say where the chosen members' tensors lie; ``members`` are all that hold a part or a copy of
-    one. ``odd`` are ranks whose copy differs from the other copies; ``problem`` says why the parts make no
-    tensor, and reading raises it.
-    """
+class Together:
+    """What several ranks hold of one boundary; ``members`` are in order of rank."""
 
     members: tuple[Member, ...]
-    parts: tuple[Held, ...]
-    odd: tuple[int, ...] = ()
-    problem: str | None = None
 
     @property
     def rank(self) -> int:
@@ -87,8 +79,22 @@ class Merged:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks that hold a part of it."""
+        """All ranks that hold one or a part of one."""
         return tuple(member.rank for member in self.members)
+
+
+@dataclass(frozen=True)
+class Merged(Together):
+    """A tensor that several ranks hold together: stands in the place of a rank in an item.
+
+    ``parts`` say where the chosen members' tensors lie; ``members`` are all that hold a part or a copy of
+    one. ``odd`` are ranks whose copy differs from the other copies; ``problem`` says why the parts make no
+    tensor, and reading raises it.
+    """
+
+    parts: tuple[Held, ...]
+    odd: tuple[int, ...] = ()
+    problem: str | None = None
 
     def stored(self, entry: Entry) -> bool:
         """Tell whether every part's bytes are there."""
@@ -146,23 +152,11 @@ def no_layout(ranks: Sequence[int]) -> Unplaceable:
 
 
 @dataclass(frozen=True)
-class Unlabelled:
+class Unlabelled(Together):
     """Different tensors of the ranks of one cell, of which no layout is known.
 
     ``diff.unlabelled`` replaces it where the other run tells how they belong together.
     """
-
-    members: tuple[Member, ...]
-
-    @property
-    def rank(self) -> int:
-        """The lowest rank of the cell."""
-        return self.members[0].rank
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks of the cell that hold one."""
-        return tuple(member.rank for member in self.members)
 
     def stored(self, entry: Entry) -> bool:
         """Return False: nobody knows what the whole tensor is, so there is none to read."""

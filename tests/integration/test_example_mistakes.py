@@ -52,7 +52,7 @@ def where(finding: Finding) -> tuple[object, ...]:
 
 
 def named(finding: Finding) -> tuple[object, ...]:
-    """Return where a finding is, whichever of a microbatch or the window its kind is compared over."""
+    """Return where a finding is, its microbatch left out."""
     return finding.where.step, finding.where.kind, finding.where.name, finding.where.slot
 
 
@@ -72,7 +72,7 @@ def test_averaged_local_means_are_named_at_the_loss_with_both_weights(recorded: 
     # Rank r holds the documents r, r+2, ...: n_r valid tokens, each of weight 1/n_r, halved by DDP's mean.
     # The reference weighs every token 1/(n_0 + n_1).
     outcome, first = divergence(recorded(1, *STEPS), recorded(2, *STEPS, "--plant", "local-means"))
-    assert named(first)[:3] == (0, "loss", "cross_entropy"), outcome.summary()
+    assert where(first)[:4] == (0, 0, "loss", "cross_entropy"), outcome.summary()
     assert "scale.token_ratio" in numbers(outcome), outcome.summary()
     tokens = first_documents()
     n = [sum(tokens[0::2]), sum(tokens[1::2])]
@@ -83,7 +83,7 @@ def test_averaged_local_means_are_named_at_the_loss_with_both_weights(recorded: 
 
 def test_a_loss_four_percent_too_large_is_named_at_the_loss(recorded: RecordExample) -> None:
     outcome, first = divergence(recorded(2, *STEPS), recorded(2, *STEPS, "--plant", "loss-scale-4pct"))
-    assert named(first)[:2] == (0, "loss"), outcome.summary()
+    assert where(first)[:3] == (0, 0, "loss"), outcome.summary()
     assert numbers(outcome)["scale.other"] == pytest.approx(1.04, rel=1e-5), outcome.summary()
 
 
@@ -109,7 +109,7 @@ def test_a_missing_factor_of_the_world_size_is_named(recorded: RecordExample, ra
 def test_padding_counted_as_tokens_is_a_factor_at_the_loss(recorded: RecordExample) -> None:
     # On each rank 4 documents are padded to the longest of them: the denominator is 4 (L_0 + L_1).
     outcome, first = divergence(recorded(2, *STEPS), recorded(2, *STEPS, "--plant", "padding-counted"))
-    assert named(first)[:2] == (0, "loss"), outcome.summary()
+    assert where(first)[:3] == (0, 0, "loss"), outcome.summary()
     tokens = first_documents()
     factor = sum(tokens) / (4 * max(tokens[0::2]) + 4 * max(tokens[1::2]))
     found = [number for code, number in numbers(outcome).items() if code.startswith("scale.")]
