@@ -67,7 +67,7 @@ def _find(a: Path, b: Path, output: Path, *, force: bool) -> int:
 
 def _check(path: Path, traces: tuple[Path, ...]) -> int:
     from tensortrace.diff.audit import Shapes, audit, shapes_of
-    from tensortrace.diff.rules import RunLayout
+    from tensortrace.tracer.rules import RunLayout
 
     shapes: Shapes = {}
     if len(traces) == 2:

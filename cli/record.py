@@ -9,7 +9,6 @@ import click
 
 from tensortrace.cli.render.live import Live, ending
 from tensortrace.tracer import launch
-from tensortrace.tracer.layout import LAYOUT
 from tensortrace.tracer.options import parse_start, resolve
 
 
@@ -91,7 +90,7 @@ def command(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude, buffer=buffer,
         on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
         compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
-        eager=eager,
+        eager=eager, layout=layout,
         start=parse_start(
             init_from=init_from, init_seed=consistent_init, dropout_seed=consistent_dropout,
             adversarial=adversarial, eager_attention=eager_attention, pad_id=pad_id,
@@ -107,13 +106,11 @@ def command(
         click.echo("trace: --eager changes the run: what torch.compile compiles runs uncompiled", err=True)
     live = Live(hang_after_s=hang_after)
     try:
-        outcome = launch.run(command, settings, environ=os.environ, observe=live.show)
+        outcome = launch.run(command, settings, environ=os.environ, observe=live.show, described=described)
     except launch.CannotStart as error:
         click.echo(f"trace: error: {error}", err=True)
         return error.exit_code
     live.end()
-    if described is not None and not dry_run:
-        (output / LAYOUT).write_bytes(described)
     for line in [] if dry_run else ending(outcome, output):
         click.echo(line, err=True)
     return launch.exit_code(outcome, settings)
@@ -121,7 +118,8 @@ def command(
 
 def _checked(layout: Path) -> bytes:
     """Return a layout file as it stands when the run starts; raise LayoutFileError where it is none."""
-    from tensortrace.diff.rules import RunLayout  # a recording without layouts needs nothing of the diff
+    from tensortrace.tracer.rules import RunLayout, read_text  # needs numpy, which --help does not
 
-    RunLayout.load(layout)
-    return layout.read_bytes()
+    text = read_text(layout)
+    RunLayout.parse(text, layout)
+    return text

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from tensortrace.diff.rules import RunLayout
-from tensortrace.diff.rules.document import LayoutFileError
-from tensortrace.diff.rules.run import SAMPLE_KINDS
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.geometry import Held, held
 from tensortrace.tracer.geometry_cover import check, odd_replicas
 from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.rules import RunLayout
+from tensortrace.tracer.rules.document import LayoutFileError
+from tensortrace.tracer.rules.run import SAMPLE_KINDS
 from tensortrace.tracer.types import INIT_STEP, Entry, Kind
 
 _JUDGED = frozenset(Kind) - {Kind.RNG, Kind.COLLECTIVE, Kind.SCHEDULE}

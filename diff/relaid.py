@@ -9,11 +9,11 @@ import numpy as np
 import xxhash
 from msgspec.structs import replace
 
-from tensortrace.diff.rules import RunLayout, View
-from tensortrace.diff.rules.run import MESH
 from tensortrace.tracer import layout as files
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
+from tensortrace.tracer.rules import RunLayout, View
+from tensortrace.tracer.rules.run import MESH
 from tensortrace.tracer.types import Entry, Kind, Manifest, Shard
 
 Take = Callable[[np.ndarray], np.ndarray]

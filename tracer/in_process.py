@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensortrace.tracer import layout
+from tensortrace.tracer import layout as files
 from tensortrace.tracer.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -32,18 +32,20 @@ def record(
     compress: Compress = "auto",
     strict: bool = False,
     eager: bool = False,
+    layout: str | os.PathLike[str] | None = None,
     start: Start | None = None,
 ) -> Iterator[None]:
     """Record what the body trains into the trace ``output``, which must not hold one yet.
 
-    The options are those of ``trace record``; ``start`` changes where the run begins. Every rank of a
-    distributed program calls this with the same ``output``, once it has its rank (``init_process_group``, or
-    a launcher's ``RANK``); no collective is run. Steps, calls and names count from the beginning in each
-    recording, and several may follow each other. When the body ends, also by an exception, all is written
-    and torch is as it was.
+    The options are those of ``trace record``; ``layout`` is a layout file's path (docs/layouts.md), ``start``
+    changes where the run begins. Every rank of a distributed program calls this with the same ``output``,
+    once it has its rank (``init_process_group``, or a launcher's ``RANK``); no collective is run. Steps, calls
+    and names count from the beginning in each recording, and several may follow each other. When the body
+    ends, also by an exception, all is written and torch is as it was.
 
-    Raises BadRequest where an option is malformed, where this rank's part of ``output`` exists, and
-    where the process is being recorded already. Later errors of the recorder end the recording only.
+    Raises LayoutFileError for a layout file that is none or is of another number of ranks, and BadRequest
+    where an option is malformed, where this rank's part of ``output`` exists, and where the process is being
+    recorded already. Later errors of the recorder end the recording only.
     """
     from tensortrace.tracer import bootstrap
     from tensortrace.tracer.options import resolve
@@ -51,16 +53,17 @@ def record(
     settings = resolve(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude, buffer=buffer,
         on_pressure=on_pressure, max_bytes=max_bytes, min_free=min_free, compress=compress, strict=strict,
-        eager=eager, start=start,
+        eager=eager, layout=layout, start=start,
     )  # fmt: skip
     if bootstrap.Guest.present is not None:
         raise BadRequest(
             f"recording into {output}", found="a recording of this process already",
             remedy="end that one first: leave its `with` block, or start without `trace record`",
         )  # fmt: skip
-    rank = bootstrap.identify().rank
+    rank, world_size, _ = bootstrap.identify()
     _refuse_existing(Path(settings.root), rank)
-    manifest = _begin_manifest(settings) if rank == 0 else None
+    described = None if settings.layout is None else _checked(Path(settings.layout), world_size)
+    manifest = _begin_manifest(settings, described) if rank == 0 else None
     guest = bootstrap.Guest(settings)
     error: BaseException | None = None
     try:
@@ -78,15 +81,24 @@ def record(
 def _refuse_existing(root: Path, rank: int) -> None:
     """Each rank looks for what it would write itself: others may have begun to write theirs."""
     names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    held = [name for name in names if (parsed := layout.parse_rank_folder(name)) and parsed[0] == rank]
+    held = [name for name in names if (parsed := files.parse_rank_folder(name)) and parsed[0] == rank]
     if held:
         raise BadRequest(f"output {root / held[0]} exists", remedy="choose another or remove it")
 
 
-def _begin_manifest(settings: Settings) -> Manifest:
+def _checked(path: Path, world_size: int) -> bytes:
+    """Return the text of a layout file that fits this number of ranks."""
+    from tensortrace.tracer.rules import RunLayout, read_text
+
+    text = read_text(path)
+    RunLayout.parse(text, path).check_world(world_size)
+    return text
+
+
+def _begin_manifest(settings: Settings, described: bytes | None) -> Manifest:
     from tensortrace.tracer import launch
 
-    return launch.begin_trace(Path(settings.root), sys.argv, settings, os.environ)
+    return launch.begin_trace(Path(settings.root), sys.argv, settings, os.environ, described)
 
 
 def _finish_manifest(settings: Settings, manifest: Manifest, *, failed: bool) -> None:

@@ -60,15 +60,19 @@ def run(
     *,
     environ: Mapping[str, str],
     observe: Callable[[tuple[RankProgress, ...]], None],
+    described: bytes | None = None,
 ) -> Outcome:
     """Execute the command, recorded, and return how it ended.
 
     Standard streams are inherited and signals forwarded. ``observe`` gets the state of all ranks about
-    once a second. Raises BadRequest where the output exists, CannotStart where the command cannot run.
+    once a second. ``described`` is the text of the run's layout file, which is kept in the trace and read
+    there by the ranks. Raises BadRequest where the output exists, CannotStart where the command cannot run.
     """
     _check_command(command)
     root = Path(settings.root)
-    manifest = None if settings.dry_run else _begin_alone(root, command, settings, environ)
+    manifest = None if settings.dry_run else _begin_alone(root, command, settings, environ, described)
+    if manifest is not None and described is not None:
+        settings = msgspec.structs.replace(settings, layout=str(root / layout.LAYOUT))
     try:
         exit_code = _execute(command, child_environ(settings, environ), lambda: observe(look(root)))
     except OSError as error:
@@ -133,9 +137,13 @@ def _cannot_start(command: Sequence[str], error: OSError) -> CannotStart:
 
 
 def begin_trace(
-    root: Path, command: Sequence[str], settings: Settings, environ: Mapping[str, str]
+    root: Path,
+    command: Sequence[str],
+    settings: Settings,
+    environ: Mapping[str, str],
+    described: bytes | None = None,
 ) -> Manifest:
-    """Write ``trace.json`` of a run that is about to start, and return it.
+    """Write ``trace.json`` of a run that is about to start, and return it; beside it the run's layout file.
 
     Raises BadRequest where there is one already or where it cannot be written.
     """
@@ -150,6 +158,8 @@ def begin_trace(
     try:
         root.mkdir(parents=True, exist_ok=True)
         write_manifest_new(root / layout.MANIFEST, manifest)
+        if described is not None:
+            (root / layout.LAYOUT).write_bytes(described)
     except FileExistsError as error:
         raise BadRequest(f"output {root} exists", remedy="choose another or pass --force") from error
     except OSError as error:
@@ -158,15 +168,20 @@ def begin_trace(
 
 
 def _begin_alone(
-    root: Path, command: Sequence[str], settings: Settings, environ: Mapping[str, str]
+    root: Path,
+    command: Sequence[str],
+    settings: Settings,
+    environ: Mapping[str, str],
+    described: bytes | None,
 ) -> Manifest:
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BadRequest(f"output {root} exists", remedy="choose another or pass --force")
-    return begin_trace(root, command, settings, environ)
+    return begin_trace(root, command, settings, environ, described)
 
 
 def _abandon(root: Path) -> None:
     (root / layout.MANIFEST).unlink()
+    (root / layout.LAYOUT).unlink(missing_ok=True)
     root.rmdir()
 
 

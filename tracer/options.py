@@ -26,6 +26,7 @@ def resolve(
     strict: bool = False,
     dry_run: bool = False,
     eager: bool = False,
+    layout: str | os.PathLike[str] | None = None,
     start: Start | None = None,
 ) -> Settings:
     """Return the settings that these options of ``trace record`` mean; raise BadRequest naming a bad one.
@@ -49,6 +50,7 @@ def resolve(
         strict=strict,
         dry_run=dry_run,
         eager=eager,
+        layout=None if layout is None else str(Path(layout).absolute()),
         start=start or Start(),
     )
 

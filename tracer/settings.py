@@ -56,7 +56,8 @@ class Settings(Record, frozen=True, kw_only=True):
 
     ``root`` is the absolute path of the trace. Sizes are bytes per rank, except ``min_free_bytes``, which
     is what the recording leaves free on the file system. ``max_bytes`` of None is no limit. ``eager`` turns
-    ``torch.compile`` off, so that every module is seen; it changes the run.
+    ``torch.compile`` off, so that every module is seen; it changes the run. ``layout`` is the absolute
+    path of the layout file that describes the run, checked already; its ranks read it there.
     """
 
     root: str
@@ -69,6 +70,7 @@ class Settings(Record, frozen=True, kw_only=True):
     strict: bool = False
     dry_run: bool = False
     eager: bool = False
+    layout: str | None = None
     start: Start = Start()
 
 

@@ -16,8 +16,8 @@ from tensortrace.diff.infer.grid import DATA, PART, STAGE, RankGrid, find_grid
 from tensortrace.diff.infer.names import glob_of, offset_renames, offsets_of, other_renames
 from tensortrace.diff.infer.runs import Recorded, Slot, recorded, whole_params
 from tensortrace.diff.infer.values import CLOSE, distance, total
-from tensortrace.diff.rules.names import Rename, compile_glob
 from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.rules.names import Rename, compile_glob
 from tensortrace.tracer.types import ROOT, Entry, Kind
 
 Holder = tuple[Recorded, Entry]

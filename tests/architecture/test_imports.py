@@ -15,8 +15,9 @@ LAYERS = """
   < tracer.explicit | tracer.layout | tracer.notices | tracer.masking | tracer.copies | tracer.codec_dtypes
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
     | tracer.settings | tracer.environment
+  < tracer.geometry
+  < tracer.rules
   < tracer.options | tracer.claim | tracer.ring | tracer.progress | tracer.manifest_safetensors
-    | tracer.geometry
   < tracer.placements
   < tracer.reader | tracer.writer | tracer.hooks
   < tracer.staging | tracer.start
@@ -38,8 +39,8 @@ UNLAYERED = ("tracer", "tracer.inject.sitecustomize")
 
 WITHOUT_TORCH = (
     "tracer.errors", "tracer.types", "tracer.layout", "tracer.manifest", "tracer.selection", "tracer.codec",
-    "tracer.reader", "tracer.writer", "tracer.geometry", "diff.result", "diff.align", "cli.render",
-    "cli.main", "tracer.in_process", "tracer.explicit",
+    "tracer.reader", "tracer.writer", "tracer.geometry", "tracer.rules", "diff.result", "diff.align",
+    "cli.render", "cli.main", "tracer.in_process", "tracer.explicit",
 )  # fmt: skip
 
 

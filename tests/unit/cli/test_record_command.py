@@ -128,3 +128,37 @@ def test_a_buffer_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["record", "-o", str(tmp_path / "a"), "--buffer", "0", "/bin/true"]) == 2
     assert "option --buffer" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("format = 2", "layout.toml: format"),
+        (
+            "format = 1\n[axes]\ntp = 2\n[[rule]]\nname = 'w'\ndims = 'o i'",
+            "layout.toml: rule 1 (w): dims: axis tp",
+        ),
+        ("nothing", "layout.toml: not TOML"),
+    ],
+)
+def test_a_layout_file_that_is_none_ends_the_command_before_anything_starts(
+    text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "layout.toml"
+    file.write_text(text)
+    code = run(["record", "-o", str(tmp_path / "a"), "--layout", str(file), "touch", str(tmp_path / "ran")])
+    lines = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert len(lines) == 1, lines
+    assert complaint in lines[0]
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_layout_file_is_kept_in_the_trace(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("format = 1\n[axes]\ntp = 2\n")
+    assert run(["record", "-o", str(tmp_path / "a"), "--layout", str(file), "true"]) == 2, (
+        "it trained nothing"
+    )
+    assert (tmp_path / "a" / "layout.toml").read_text() == file.read_text()

@@ -8,8 +8,8 @@ import numpy as np
 
 from tensortrace.diff.audit import audit, shapes_of
 from tensortrace.diff.relaid import laid_out, relaid
-from tensortrace.diff.rules import RunLayout
 from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.rules import RunLayout
 from tensortrace.tracer.types import Kind
 from tests.synthetic import Tensor, write_trace
 

@@ -135,3 +135,97 @@ def test_a_signal_to_the_launcher_reaches_the_command(tmp_path: Path, number: in
         assert child.stdout.readline() == "ready\n"
         child.send_signal(number)
         assert child.wait(60) == 40 + number % 10
+
+
+def test_a_layout_file_is_in_the_trace_before_ranks_start_and_they_are_told(tmp_path: Path) -> None:
+    root, text = tmp_path / "a", b"format = 1\n[axes]\ntp = 2\n"
+    script = f'echo "${VARIABLE}" > {tmp_path}/settings; cp {root}/layout.toml {tmp_path}/seen'
+    launch.run(
+        ["/bin/sh", "-c", script], Settings(root=str(root), layout="/elsewhere/layout.toml"),
+        environ=os.environ, observe=lambda ranks: None, described=text,
+    )  # fmt: skip
+    assert (tmp_path / "seen").read_bytes() == text
+    assert decode((tmp_path / "settings").read_text()).layout == str(root / "layout.toml")
+
+
+def test_a_command_that_cannot_start_leaves_no_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "not-executable").write_text("x")
+    with pytest.raises(launch.CannotStart, match=name) as caught:
+        run(tmp_path / "a", name)
+    assert caught.value.exit_code == code
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_file_that_the_system_cannot_execute_leaves_no_output(tmp_path: Path) -> None:
+    program = tmp_path / "broken"
+    program.write_bytes(b"\x7fELF nonsense")
+    program.chmod(0o755)
+    with pytest.raises(launch.CannotStart) as caught:
+        run(tmp_path / "a", str(program))
+    assert caught.value.exit_code == 126
+    assert not (tmp_path / "a").exists()
+
+
+def test_credentials_in_the_command_are_not_written_down(tmp_path: Path) -> None:
+    run(tmp_path / "a", "/bin/true", "--api-key", "topsecret")
+    assert "topsecret" not in (tmp_path / "a" / "trace.json").read_text()
+
+
+def test_a_dry_run_makes_no_folder(tmp_path: Path) -> None:
+    assert run(tmp_path / "a", "/bin/true", dry_run=True).exit_code == 0
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_launcher_reaches_the_command(tmp_path: Path, number: int) -> None:
+    program = (
+        "import signal, sys\n"
+        f"signal.signal({int(number)}, lambda number, frame: sys.exit(40 + number % 10))\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
+    launcher = (
+        "import os, sys\n"
+        "from tensortrace.tracer import launch\n"
+        "from tensortrace.tracer.settings import Settings\n"
+        f"settings = Settings(root={str(tmp_path / 'a')!r})\n"
+        f"command = [sys.executable, '-S', '-c', {program!r}]\n"
+        "outcome = launch.run(command, settings, environ=os.environ, observe=lambda ranks: None)\n"
+        "sys.exit(outcome.exit_code)\n"
+    )
+    child = subprocess.Popen(
+        [PYTHON, "-c", launcher], stdout=subprocess.PIPE, start_new_session=True, text=True
+    )
+    assert child.stdout is not None
+    with child.stdout:
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(number)
+        assert child.wait(60) == 40 + number % 10
+
+
+def test_a_layout_file_is_in_the_trace_before_the_command_starts_and_its_ranks_are_told(
+    tmp_path: Path,
+) -> None:
+    root, text = tmp_path / "a", b"format = 1\n[axes]\ntp = 2\n"
+    command = [
+        "/bin/sh",
+        "-c",
+        f'echo "${VARIABLE}" > {tmp_path}/settings; cp {root}/layout.toml {tmp_path}/seen',
+    ]
+    wanted = Settings(root=str(root), layout="/elsewhere/layout.toml")
+    launch.run(command, wanted, environ=os.environ, observe=lambda ranks: None, described=text)
+    assert (tmp_path / "seen").read_bytes() == text
+    assert decode((tmp_path / "settings").read_text()).layout == str(root / "layout.toml")
+
+
+def test_a_command_that_cannot_start_leaves_no_layout_file(tmp_path: Path) -> None:
+    broken = tmp_path / "program"
+    broken.write_bytes(b"\x7fELF nothing")
+    broken.chmod(0o755)
+    wanted = Settings(root=str(tmp_path / "a"))
+    with pytest.raises(launch.CannotStart):
+        launch.run([str(broken)], wanted, environ=os.environ, observe=lambda ranks: None, described=b"")
+    assert not (tmp_path / "a").exists()

@@ -6,12 +6,16 @@ import itertools
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import xxhash
 
-from tensortrace.diff.rules.pattern import Blocks, Leaf, Pattern, Product, Term, leaves
+from tensortrace.tracer.rules.pattern import Blocks, Leaf, Pattern, Product, Term, leaves
+
+Copies = Literal["first", "all"]
+"""Of blocks that all ranks of an axis hold beside blocks that it splits: whether the first rank alone has
+them, so that parts don't overlap, or every rank."""
 
 
 class Unfit(Exception):
@@ -213,6 +217,7 @@ class Placing:
     valid: Mapping[str, int]
     grid: Grid
     partial: Container[str] = ()
+    copies: Copies = "first"
     _nowhere: Grid = field(init=False)
 
     def __post_init__(self) -> None:
@@ -242,11 +247,7 @@ class Placing:
         return found
 
     def _dimension(self, term: Term, sizes: Mapping[str, int]) -> _Dimension | None:
-        """Return where a dimension of the target comes from, None where not from one local dimension.
-
-        Beside blocks that an axis splits, a block that all its ranks hold is the first rank's: else parts
-        would overlap.
-        """
+        """Return where a dimension of the target comes from, None where not from one local dimension."""
         own = {
             names_of((block,)): (dim, block)
             for dim, local in enumerate(self.terms)
@@ -261,7 +262,8 @@ class Placing:
         axes = set().union(*(_axes(mine) for _, _, mine in pairs))
         here, there = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for block, _, mine in pairs:
-            if any(self.grid.where[axis] for axis in axes - _axes(mine) if axis not in self.partial):
+            shared = [axis for axis in axes - _axes(mine) if axis not in self.partial]
+            if self.copies == "first" and any(self.grid.where[axis] for axis in shared):
                 continue
             strides = {leaf.name: (leaf, stride) for leaf, stride in mine.factors}
             kept = {name: self._kept(leaf) for name, (leaf, _) in strides.items()}

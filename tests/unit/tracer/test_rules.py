@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensortrace.diff.rules import RunLayout
-from tensortrace.diff.rules.document import LayoutFileError
+from tensortrace.tracer.rules import RunLayout
+from tensortrace.tracer.rules.document import LayoutFileError
 from tensortrace.tracer.types import Kind, Shard
 
 TP2 = "format = 1\n[axes]\ntp = 2\n"

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from tensortrace.diff.rules.names import BadName, Rename, check_template, compile_glob
-from tensortrace.diff.rules.pattern import BadPattern, Pattern, leaves, parse_pattern
 from tensortrace.tracer.errors import TraceError
+from tensortrace.tracer.rules.names import BadName, Rename, check_template, compile_glob
+from tensortrace.tracer.rules.pattern import BadPattern, Pattern, leaves, parse_pattern
 from tensortrace.tracer.types import Kind
 
 FORMAT = 1
@@ -93,8 +93,8 @@ class Rule:
         return next((found for glob in self.names if (found := glob.fullmatch(name))), None)
 
 
-def read_document(path: Path) -> Document:
-    """Read a layout file; raises LayoutFileError where it is no layout file of this version."""
+def read_text(path: Path) -> bytes:
+    """Read a layout file as it stands; raises LayoutFileError where it cannot be read or is too big."""
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_BYTES + 1)
@@ -102,6 +102,11 @@ def read_document(path: Path) -> Document:
         raise LayoutFileError(f"{path}: cannot be read: {error.strerror}") from error
     if len(raw) > LARGEST_BYTES:
         raise LayoutFileError(f"{path}", found="more than 16 MiB", expected="a layout file")
+    return raw
+
+
+def parse_document(path: Path, raw: bytes) -> Document:
+    """Parse a layout file; raises LayoutFileError where it is no layout file of this version."""
     try:
         fields = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -11,17 +11,18 @@ from typing import Self
 
 import numpy as np
 
-from tensortrace.diff.rules.document import (
+from tensortrace.tracer.mesh import coordinate
+from tensortrace.tracer.rules.document import (
     Document,
     LayoutFileError,
     Rule,
     check_document,
-    read_document,
+    parse_document,
+    read_text,
 )
-from tensortrace.diff.rules.names import BadName, Rename, fill
-from tensortrace.diff.rules.pattern import Blocks, Leaf, Pattern, Product, Term, leaves
-from tensortrace.diff.rules.place import Grid, Part, Placing, Unfit, solve
-from tensortrace.tracer.mesh import coordinate
+from tensortrace.tracer.rules.names import BadName, Rename, fill
+from tensortrace.tracer.rules.pattern import Blocks, Leaf, Pattern, Product, Term, leaves
+from tensortrace.tracer.rules.place import Copies, Grid, Part, Placing, Unfit, solve
 from tensortrace.tracer.types import Box, Kind, Mesh, Placement, Shard
 
 MESH = "layout"
@@ -65,7 +66,12 @@ class RunLayout:
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """Read and check a layout file; raises LayoutFileError naming file, rule and field."""
-        return cls.of(read_document(Path(path)), Path(path))
+        return cls.parse(read_text(Path(path)), Path(path))
+
+    @classmethod
+    def parse(cls, text: bytes, path: Path) -> Self:
+        """Check what was read from a layout file; raises as ``load``. ``path`` is for complaints."""
+        return cls.of(parse_document(path, text), path)
 
     @classmethod
     def of(cls, document: Document, path: Path) -> Self:
@@ -129,7 +135,14 @@ class RunLayout:
         return views[0].shard if len(views) == 1 and views[0].whole else None
 
     def views(
-        self, kind: Kind, slot: str, name: str, rank: int, local_shape: tuple[int, ...]
+        self,
+        kind: Kind,
+        slot: str,
+        name: str,
+        rank: int,
+        local_shape: tuple[int, ...],
+        *,
+        copies: Copies = "first",
     ) -> tuple[View, ...]:
         """Return the parts of global tensors that a local tensor holds; empty where no rule is of it.
 
@@ -139,9 +152,9 @@ class RunLayout:
         rule = self.rule(kind, slot, canonical)
         if rule is None or not canonical:
             return ()
-        key = (rule.number, kind, rank, local_shape)
+        key = (rule.number, kind, rank, local_shape, copies)
         if key not in self._placed:
-            self._placed[key] = self._all_placed(rule, kind, rank, local_shape, canonical)
+            self._placed[key] = self._all_placed(rule, kind, rank, local_shape, canonical, copies)
         match = rule.match(canonical)
         assert match is not None, canonical
         names = [
@@ -151,7 +164,7 @@ class RunLayout:
         return tuple(replace(view, name=named, slot=slot) for named, (_, view) in found)
 
     def _all_placed(
-        self, rule: Rule, kind: Kind, rank: int, shape: tuple[int, ...], name: str
+        self, rule: Rule, kind: Kind, rank: int, shape: tuple[int, ...], name: str, copies: Copies
     ) -> list[tuple[str | None, View]]:
         """Return, by the target's name, views whose name and slot are still to be filled in."""
         if kind == Kind.OPTIMIZER_STATE and not shape:
@@ -159,7 +172,7 @@ class RunLayout:
             pattern, parts = Pattern((), same=self.mesh.axes), [(target, _SCALAR) for target in targets]
         else:
             pattern = rule.grad if kind in GRADIENT_KINDS else rule.value
-            parts = self._place(rule, pattern, rank, shape, kind, name)
+            parts = self._place(rule, pattern, rank, shape, (kind, name), copies)
         found = []
         for target, part in parts:
             shard = self._shard(pattern, part, kind, rank, shape)
@@ -168,7 +181,13 @@ class RunLayout:
         return found
 
     def _place(
-        self, rule: Rule, pattern: Pattern, rank: int, shape: tuple[int, ...], kind: Kind, name: str
+        self,
+        rule: Rule,
+        pattern: Pattern,
+        rank: int,
+        shape: tuple[int, ...],
+        what: tuple[Kind, str],
+        copies: Copies,
     ) -> list[tuple[str | None, Part]]:
         grid = Grid(dict(zip(self.mesh.axes, self.mesh.shape, strict=True)), self.where(rank))
         terms = pattern.spread(len(shape))
@@ -177,12 +196,12 @@ class RunLayout:
             if terms is None:
                 raise Unfit(f"found {len(shape)} dimensions, expected {len(pattern.dims)}")
             sizes = solve(terms, shape, rule.written.sizes, grid)
-            placing = Placing(terms, sizes, rule.written.valid, grid, pattern.partial)
+            placing = Placing(terms, sizes, rule.written.valid, grid, pattern.partial, copies)
             if not rule.to:
                 return [(None, part) for part in placing.parts(Pattern(tuple(map(_bare, terms))))]
             return [(target, part) for target, to in rule.to for part in placing.parts(to)]
         except Unfit as error:
-            tensor = f"{kind} {name} of shape {shape} on rank {rank}"
+            tensor = f"{what[0]} {what[1]} of shape {shape} on rank {rank}"
             raise LayoutFileError(
                 f"{self.path}: {rule.title}: dims {text!r}: {tensor}: {error}",
                 remedy="correct 'dims' or 'sizes', or give the tensor a rule of its own before this one",
