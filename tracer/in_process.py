@@ -39,9 +39,9 @@ def record(
 
     The options are those of ``trace record``; ``layout`` is a layout file's path (docs/layouts.md), ``start``
     changes where the run begins. Every rank of a distributed program calls this with the same ``output``,
-    once it has its rank (``init_process_group``, or a launcher's ``RANK``); no collective is run. Steps, calls
-    and names count from the beginning in each recording, and several may follow each other. When the body
-    ends, also by an exception, all is written and torch is as it was.
+    once it has its rank (``init_process_group``, or a launcher's ``RANK``); no collective is run. Steps,
+    calls and names count from the beginning in each recording, and several may follow each other. When the
+    body ends, also by an exception, all is written and torch is as it was.
 
     Raises LayoutFileError for a layout file that is none or is of another number of ranks, and BadRequest
     where an option is malformed, where this rank's part of ``output`` exists, and where the process is being
