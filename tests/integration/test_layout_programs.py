@@ -82,5 +82,11 @@ def test_every_layout_computes_what_one_rank_computes(trained: Trained, ranks: i
 def test_every_planted_mistake_changes_what_is_computed(trained: Trained, ranks: int) -> None:
     plants = [case for case in PLANTS if case.ranks == ranks]
     trained.train(ranks, plants)
-    found = {case.name: trained.differences(case) for case in plants}
-    assert {name: diff for name, diff in found.items() if diff[1] < 1e-3} == {}
+    # AdamW forgives a gradient of another scale almost wholly: what matters is that the weights
+    # are far outside what correct programs differ by.
+    same = {}
+    for case in plants:
+        found = trained.differences(case)[1]
+        if found < 10 * ALLOWED[dtype(case)][1]:
+            same[case.name] = found
+    assert same == {}
