@@ -6,10 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from tensortrace.diff.relaid import RelaidRank
+from tensortrace.diff.shared import odd_shared
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.geometry import Held, held
 from tensortrace.tracer.geometry_cover import check, odd_replicas
 from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.rules import RunLayout
 from tensortrace.tracer.rules.document import LayoutFileError
 from tensortrace.tracer.rules.run import SAMPLE_KINDS
@@ -77,6 +80,7 @@ class _Audit:
     def __init__(self, trace: Trace, layout: RunLayout, shapes: Shapes) -> None:
         self.trace, self.layout, self.shapes = trace, layout, shapes
         self.parts: dict[_Group, list[tuple[Held, str]]] = defaultdict(list)
+        self.sharing: dict[_Group, list[tuple[RelaidRank, Entry]]] = defaultdict(list)
         self.without: dict[_Group, dict[int, str]] = defaultdict(dict)
         self.names: set[tuple[Kind, str, str]] = set()
         self.data = [layout.mesh.axes.index(axis) for axis in layout.axes_of_data]
@@ -90,15 +94,17 @@ class _Audit:
             for entry in rank.entries:
                 if entry.kind in _JUDGED and entry.step in (INIT_STEP, first) and not entry.recompute:
                     try:
-                        self._place(entry, rank.rank)
+                        self._place(entry, rank)
                     except TraceError as error:
                         found.setdefault((str(error).partition(":")[0], entry.name), str(error))
         yield from found.values()
         yield from self._unused()
         yield from self._without_rule()
         yield from self._together()
+        yield from self._shared()
 
-    def _place(self, entry: Entry, rank: int) -> None:
+    def _place(self, entry: Entry, source: RankTrace) -> None:
+        rank = source.rank
         name = self.layout.canonical(entry.name, rank)
         if not name:
             return
@@ -111,6 +117,11 @@ class _Audit:
         if not views and entry.kind in SAMPLE_KINDS | {Kind.PARAM}:
             where = self.layout.where(rank)
             self.without[self._group(entry, name, tuple(where.values()))][rank] = entry.digest
+
+        if self.layout.shares(entry.kind, entry.slot, name):
+            for new in (one := RelaidRank(source, self.layout, (entry,))).entries:
+                group = self._group(entry, new.name, tuple(self.layout.where(rank).values()))
+                self.sharing[group].append((one, new))
 
     def _group(self, entry: Entry, name: str, coordinate: tuple[int, ...]) -> _Group:
         of_data = entry.kind in SAMPLE_KINDS
@@ -136,6 +147,15 @@ class _Audit:
                 told.add(place)
                 ranks = ", ".join(map(str, sorted(digests)[:8]))
                 yield f"{group}: ranks {ranks} hold different tensors and no rule is of them"
+
+    def _shared(self) -> Iterator[str]:
+        told: set[tuple[Kind, str, str]] = set()
+        for group, members in self.sharing.items():
+            place = (group.kind, group.name, group.slot)
+            if (odd := odd_shared(members)) and place not in told:
+                told.add(place)
+                ranks = ("rank " if len(odd) == 1 else "ranks ") + ", ".join(map(str, odd[:8]))
+                yield f"{group}: {ranks}: other values in blocks that all ranks have than the other ranks"
 
     def _together(self) -> Iterator[str]:
         told: set[tuple[Kind, str, str, str]] = set()

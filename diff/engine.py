@@ -21,7 +21,7 @@ from tensortrace.diff.plan.gradients import plan_gradients
 from tensortrace.diff.plan.passes import plan_passes, plan_rows
 from tensortrace.diff.plan.recompute import plan_recomputed
 from tensortrace.diff.plan.state import plan_init, plan_state
-from tensortrace.diff.relaid import laid_out, layout_notes
+from tensortrace.diff.relaid import laid_out
 from tensortrace.diff.result import Result
 from tensortrace.diff.rows import read_batches
 from tensortrace.diff.starts import start_notes
@@ -87,7 +87,6 @@ def compare(
         Catalog.tie(left, right)
         alignment = align_steps(left, right, options.align)
         notes = [*alignment.notes, *start_notes(trace_a, trace_b)]
-        notes += [*layout_notes(trace_a), *layout_notes(trace_b)]
         notes += _execute(execution, left, right, alignment, options, progress)
         if not execution.compared and not execution.gaps and (options.kinds or options.include):
             raise BadRequest(

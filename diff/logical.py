@@ -17,6 +17,7 @@ import xxhash
 from msgspec.structs import replace
 
 from tensortrace.diff.cells import Cells
+from tensortrace.diff.shared import odd_shared
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.geometry import Held, LayoutError, held
 from tensortrace.tracer.geometry_blocks import blocks, fill, place
@@ -217,7 +218,8 @@ class Placer:
         if parts is None or all(p.region.whole and not (p.region.flat or p.partial_shape) for p in parts):
             return [(m.source, m.entry) for m in members]
         chosen = [one_copy(parts, number) for number in range(max(copies(parts), 1))]
-        return [_merged(_of(members, part), part, ()) for part in chosen]
+        odd = odd_shared((m.source, m.entry) for m in members)
+        return [_merged(_of(members, part), part, odd) for part in chosen]
 
     def _one(self, members: Sequence[Member]) -> Logical:
         """Return the tensor that the ranks of one cell hold together."""
@@ -230,7 +232,9 @@ class Placer:
         chosen = one_copy(parts)
         if len(chosen) == 1 and parts[0].region.whole and not (parts[0].region.flat or odd):
             return members[0].source, members[0].entry
-        return _merged(members, chosen, tuple(sorted({rank for found in odd for rank in found.ranks})))
+        ranks = {rank for found in odd for rank in found.ranks}
+        ranks.update(odd_shared((m.source, m.entry) for m in members))
+        return _merged(members, chosen, tuple(sorted(ranks)))
 
     def _mesh(self, member: Member) -> Mesh | None:
         shard = member.entry.shard

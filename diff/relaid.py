@@ -14,9 +14,12 @@ from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.rules import RunLayout, View
 from tensortrace.tracer.rules.run import MESH
-from tensortrace.tracer.types import Entry, Kind, Manifest, Shard
+from tensortrace.tracer.types import Entry, Kind, Manifest
 
 Take = Callable[[np.ndarray], np.ndarray]
+
+_Key = tuple[int, str]
+"""What an entry is known by here whatever name it goes by later: its event, and the digest of its part."""
 
 _NAMED = frozenset(Kind) - {Kind.RNG, Kind.COLLECTIVE, Kind.SCHEDULE}
 """Kinds whose names are of parameters, buffers and modules."""
@@ -30,11 +33,6 @@ def laid_out(trace: Trace, path: Path | None) -> Trace:
     stored = trace.path / files.LAYOUT
     path = path or (stored if stored.is_file() else None)
     return trace if path is None else relaid(trace, RunLayout.load(path))
-
-
-def layout_notes(trace: Trace) -> tuple[str, ...]:
-    """Return what a reader of a comparison must know of a trace's layout file."""
-    return trace.layout.notes() if isinstance(trace, RelaidTrace) else ()
 
 
 def relaid(trace: Trace, layout: RunLayout) -> Trace:
@@ -66,16 +64,19 @@ class RelaidTrace(Trace):
 
 
 class RelaidRank(RankTrace):
-    """One rank under a layout: its entries are rewritten, and reading one takes its part."""
+    """One rank under a layout: its entries (or some) are rewritten, and reading one takes its part."""
 
-    def __init__(self, rank: RankTrace, layout: RunLayout) -> None:
+    def __init__(self, rank: RankTrace, layout: RunLayout, only: tuple[Entry, ...] | None = None) -> None:
         self._base = rank
-        self._last: tuple[tuple[int, str, Shard | None], np.ndarray] | None = None
-        self._taken: dict[tuple[int, str, Shard | None], tuple[Entry, Take]] = {}
-        entries = tuple(new for entry in rank.entries for new in self._entries(entry, layout))
+        self._last: tuple[_Key, np.ndarray] | None = None
+        self._taken: dict[_Key, tuple[Entry, Take]] = {}
+        self._shared: dict[_Key, tuple[View, ...]] = {}
+        self.mesh = layout.mesh
+        recorded = rank.entries if only is None else only
+        entries = tuple(new for entry in recorded for new in self._entries(entry, layout))
         manifest = rank.manifest
         if manifest is not None:
-            fewer = len(rank.entries) - len(entries)  # left out on purpose, which is no loss
+            fewer = len(recorded) - len(entries)  # left out on purpose, which is no loss
             count = max(manifest.boundaries - fewer, 0)
             manifest = replace(manifest, meshes=manifest.meshes | {MESH: layout.mesh}, boundaries=count)
         super().__init__(rank.folder, rank.rank, rank.attempt, manifest, entries, (), rank.limit_bytes)
@@ -87,20 +88,28 @@ class RelaidRank(RankTrace):
 
     def read(self, entry: Entry) -> np.ndarray:
         """Return the entry's part of what the rank recorded; raises as ``RankTrace.read`` does."""
-        found = self._taken.get((entry.event, entry.name, entry.shard))
+        found = self._taken.get(_key(entry))
         return self._base.read(entry) if found is None else found[1](self._base.read(found[0]))
 
     def read_range(self, entry: Entry, start: int, stop: int) -> np.ndarray:
         """Return elements of the entry's flattened part; what is a view of another tensor is read whole."""
-        key = (entry.event, entry.name, entry.shard)
+        key = _key(entry)
         if key not in self._taken:
             return self._base.read_range(entry, start, stop)
         if self._last is None or self._last[0] != key:
             self._last = (key, np.ravel(self.read(entry)))
         return self._last[1][start:stop]
 
+    def shared(self, entry: Entry) -> tuple[View, ...]:
+        """Return the blocks of an entry that other ranks have copies of, beside blocks that are split."""
+        return self._shared.get(_key(entry), ())
+
+    def read_shared(self, entry: Entry, view: View) -> np.ndarray:
+        """Return such a block as this rank recorded it; raises as ``read``."""
+        return view.take(self._base.read(self._source(entry)))
+
     def _source(self, entry: Entry) -> Entry:
-        found = self._taken.get((entry.event, entry.name, entry.shard))
+        found = self._taken.get(_key(entry))
         return entry if found is None else found[0]
 
     def _entries(self, entry: Entry, layout: RunLayout) -> list[Entry]:
@@ -111,14 +120,22 @@ class RelaidRank(RankTrace):
         if not name:
             return []
         views = layout.views(entry.kind, entry.slot, entry.name, self._base.rank, entry.local_shape)
-        return [self._entry(entry, view) for view in views] or [replace(entry, name=name)]
+        made = [self._entry(entry, view) for view in views] or [replace(entry, name=name)]
+        if layout.shares(entry.kind, entry.slot, name) and self._base.stored(entry):
+            shared = layout.views(
+                entry.kind, entry.slot, entry.name, self._base.rank, entry.local_shape, copies="shared"
+            )
+            for new in made:
+                own = tuple(view for view in shared if view.name == new.name)
+                self._shared[_key(new)] = own
+        return made
 
     def _entry(self, entry: Entry, view: View) -> Entry:
         new = replace(entry, name=view.name, slot=view.slot, shard=view.shard, shard_ref=None)
         if view.whole:
             return new
         new = replace(new, local_shape=view.local_shape, stats=None, sketch=None, digest=_digest(entry, view))
-        self._taken[(new.event, new.name, new.shard)] = (entry, view.take)
+        self._taken[_key(new)] = (entry, view.take)
         return new
 
 
@@ -129,6 +146,10 @@ def _with_names(entry: Entry, layout: RunLayout, rank: int) -> Entry:
     members = tuple(name for member in entry.meta.members for name in layout.names(member, rank) if name)
     aliases = tuple(layout.canonical(name, rank) for name in entry.meta.aliases)
     return replace(entry, meta=replace(entry.meta, members=members, aliases=aliases))
+
+
+def _key(entry: Entry) -> _Key:
+    return entry.event, entry.digest
 
 
 def _digest(entry: Entry, view: View) -> str:

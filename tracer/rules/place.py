@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,9 +13,9 @@ import xxhash
 
 from tensortrace.tracer.rules.pattern import Blocks, Leaf, Pattern, Product, Term, leaves
 
-Copies = Literal["first", "all"]
-"""Of blocks that all ranks of an axis hold beside blocks that it splits: whether the first rank alone has
-them, so that parts don't overlap, or every rank."""
+Copies = Literal["first", "all", "shared"]
+"""What of blocks that all ranks of an axis hold beside blocks that it splits: the first rank alone has them,
+so that parts don't overlap; every rank has them; or nothing but them is wanted."""
 
 
 class Unfit(Exception):
@@ -229,6 +229,8 @@ class Placing:
         It is one part where every dimension of the target comes of one local dimension, else one for each of
         the target's blocks. Raises Unfit where a block of the target is not in the local tensor.
         """
+        if self.copies == "shared":
+            return self._shared(target)
         sizes = {**self.sizes, **self.valid}
         terms = [_joined(term, sizes.keys()) for term in target.dims]
         if unknown := {leaf.name for term in terms for leaf in leaves(term)} - sizes.keys():
@@ -245,6 +247,23 @@ class Placing:
                 raise Unfit(f"no block of 'dims' has the factors {' '.join(sorted(names))}")
             found.append(self._part(own[names], branch, shape))
         return found
+
+    def _shared(self, target: Pattern) -> list[Part]:
+        """Return, for each dimension that has some, the blocks that ranks share beside split ones."""
+        sizes = {**self.sizes, **self.valid}
+        terms = [_joined(term, sizes.keys()) for term in target.dims]
+        shape = tuple(_extent(term, sizes, self._nowhere) for term in terms)
+        every = replace(self, copies="all")
+        dims = [every._dimension(term, sizes) for term in terms]
+        whole = [dim for dim in dims if dim is not None]
+        if len(whole) < len(dims):
+            return []  # blocks that are tensors of their own are copies of each other as they are
+        alone = [self._dimension(term, sizes) for term in terms]
+        return [
+            _separate([*whole[:n], dim, *whole[n + 1 :]], shape)
+            for n, dim in enumerate(alone)
+            if dim is not None and len(dim.here)
+        ]
 
     def _dimension(self, term: Term, sizes: Mapping[str, int]) -> _Dimension | None:
         """Return where a dimension of the target comes from, None where not from one local dimension."""
@@ -264,6 +283,8 @@ class Placing:
         for block, _, mine in pairs:
             shared = [axis for axis in axes - _axes(mine) if axis not in self.partial]
             if self.copies == "first" and any(self.grid.where[axis] for axis in shared):
+                continue
+            if self.copies == "shared" and not shared:
                 continue
             strides = {leaf.name: (leaf, stride) for leaf, stride in mine.factors}
             kept = {name: self._kept(leaf) for name, (leaf, _) in strides.items()}

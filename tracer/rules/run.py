@@ -109,12 +109,6 @@ class RunLayout:
             return (canonical,)
         return tuple(fill(target, match, match.groupdict()) for target, _ in rule.to)
 
-    def notes(self) -> tuple[str, ...]:
-        """Return what a reader of a comparison must know of this layout."""
-        titles = ", ".join(rule.title for rule in self.rules if not rule.to and rule.value.shares())
-        text = f"{self.path}: of blocks that all ranks hold beside split ones, the first rank's are compared"
-        return (f"{text}: {titles}",) if titles else ()
-
     def rule(self, kind: Kind, slot: str, name: str) -> Rule | None:
         """Return the first rule for a boundary of this canonical name, None where there is none."""
         for rule in self.rules:
@@ -123,6 +117,11 @@ class RunLayout:
             if rule.slot.fullmatch(slot) and rule.match(name):
                 return rule
         return None
+
+    def shares(self, kind: Kind, slot: str, name: str) -> bool:
+        """Tell whether some blocks of a boundary's tensor are split over an axis and others are not."""
+        rule = self.rule(kind, slot, name)
+        return rule is not None and (rule.grad if kind in GRADIENT_KINDS else rule.value).shares()
 
     def shard(
         self, kind: Kind, slot: str, name: str, rank: int, local_shape: tuple[int, ...]
@@ -146,7 +145,8 @@ class RunLayout:
     ) -> tuple[View, ...]:
         """Return the parts of global tensors that a local tensor holds; empty where no rule is of it.
 
-        ``name`` is what the rank calls it. Raises LayoutFileError where the shape cannot be of the rule.
+        ``name`` is what the rank calls it. With ``copies`` of "shared" it is the blocks that ranks hold equal
+        copies of beside blocks that are split. Raises LayoutFileError where the shape cannot be of the rule.
         """
         canonical = self.canonical(name, rank)
         rule = self.rule(kind, slot, canonical)

@@ -107,3 +107,11 @@ def test_a_layout_that_was_recorded_with_the_trace_is_used_unless_another_is_giv
         for path in (None, other)
     ]
     assert shapes == [[(6, 4)], [(3, 8)]]
+
+
+def test_blocks_that_ranks_share_beside_split_ones_are_copies_all_of_them(tmp_path: Path) -> None:
+    ranks = [np.concatenate([W[2 * r : 2 * r + 2], W[4:] + (r == 1)]) for r in (0, 1, 0)]
+    layout = layout_of(tmp_path, rule("w", "(q[tp]|k) i", "sizes = { k = 2 }"), "tp = 3")
+    problems = audit(trace_of(tmp_path, *([param("w", value)] for value in ranks)), layout)
+    wanted = "init: param w model: rank 1: other values in blocks that all ranks have than the other ranks"
+    assert problems == [wanted]

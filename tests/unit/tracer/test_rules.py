@@ -85,7 +85,10 @@ def test_of_blocks_that_every_rank_has_beside_split_ones_the_first_ranks_count(t
     assert np.array_equal(gather(layout, ranks)["w"], np.concatenate([q, k]))
     [view] = layout.views(Kind.PARAM, "model", "w", 1, (4, 3))
     assert view.local_shape == (2, 3)
-    assert "the first rank's are compared: rule 1 (w)" in layout.notes()[0]
+    shared = [layout.views(Kind.PARAM, "model", "w", r, (4, 3), copies="shared") for r in (0, 1)]
+    for [view], value in zip(shared, ranks, strict=True):
+        assert np.array_equal(view.take(value), k)
+        assert positions(view.shard) == [[4, 5], [0, 1, 2]]
 
 
 def test_blocks_that_are_sums_beside_split_ones_are_added(tmp_path: Path) -> None:
