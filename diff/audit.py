@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tensortrace.diff.relaid import RelaidRank
 from tensortrace.diff.shared import odd_shared
+from tensortrace.diff.stated import states, with_stated
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.geometry import Held, held
 from tensortrace.tracer.geometry_cover import check, odd_replicas
@@ -71,7 +72,8 @@ def audit(trace: Trace, layout: RunLayout, shapes: Shapes | None = None) -> list
         layout.check_world(max(world, default=len(trace.ranks)))
     except LayoutFileError as error:
         return [str(error)]
-    return list(dict.fromkeys(_Audit(trace, layout, shapes or {}).problems()))
+    trace, vain = with_stated(trace, layout)
+    return list(vain) + list(dict.fromkeys(_Audit(trace, layout, shapes or {}).problems()))
 
 
 class _Audit:
@@ -109,6 +111,12 @@ class _Audit:
         if not name:
             return
         self.names.add((entry.kind, name, entry.slot))
+        if states(entry) and entry.shard is not None and not self.layout.names_exactly(entry, name):
+            mesh = source.manifest.meshes.get(entry.shard.mesh) if source.manifest else None
+            part = held(rank, entry.shard, mesh or self.layout.mesh, entry.local_shape)
+            group = self._group(entry, name, tuple(self.layout.where(rank).values()))
+            self.parts[group].append((part, entry.digest))
+            return
         views = self.layout.views(entry.kind, entry.slot, entry.name, rank, entry.local_shape)
         for view in views:
             group = self._group(entry, view.name, view.shard.coordinate)

@@ -75,18 +75,19 @@ def compare(
     if options.verify:
         _verify(Path(a), Path(b), *options.floor)
     with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b:
-        trace_a, trace_b = laid_out(opened_a, options.layout_a), laid_out(opened_b, options.layout_b)
+        trace_a, notes_a = laid_out(opened_a, options.layout_a)
+        trace_b, notes_b = laid_out(opened_b, options.layout_b)
         floors: dict[Node, tuple[float, ...]] = {}
         for path in options.floor:
             with Trace.open(Path(path)) as floor:
-                again = laid_out(floor, options.layout_a)
+                again, _ = laid_out(floor, options.layout_a)
                 for node, error in _measure_floor(trace_a, again, options).items():
                     floors[node] = (*floors.get(node, ()), error)
         execution = Execution(exact=options.policy == "exact", floors=floors)
         left, right = Catalog(trace_a), Catalog(trace_b)
         Catalog.tie(left, right)
         alignment = align_steps(left, right, options.align)
-        notes = [*alignment.notes, *start_notes(trace_a, trace_b)]
+        notes = [*alignment.notes, *start_notes(trace_a, trace_b), *notes_a, *notes_b]
         notes += _execute(execution, left, right, alignment, options, progress)
         if not execution.compared and not execution.gaps and (options.kinds or options.include):
             raise BadRequest(

@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 from msgspec.structs import replace
 
+from tensortrace.diff.stated import states, with_stated
 from tensortrace.tracer import layout as files
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
@@ -25,14 +26,17 @@ _NAMED = frozenset(Kind) - {Kind.RNG, Kind.COLLECTIVE, Kind.SCHEDULE}
 """Kinds whose names are of parameters, buffers and modules."""
 
 
-def laid_out(trace: Trace, path: Path | None) -> Trace:
-    """Return a trace as a layout file describes it; without one, as the file recorded with it, or as it is.
+def laid_out(trace: Trace, path: Path | None) -> tuple[Trace, tuple[str, ...]]:
+    """Return a trace as a layout file describes it, or the file recorded with it, and as the program says.
 
-    Raises LayoutFileError where the file cannot be read or does not fit the trace.
+    What a reader must know of it comes with it. Raises LayoutFileError where the file cannot be read or does
+    not fit the trace.
     """
     stored = trace.path / files.LAYOUT
     path = path or (stored if stored.is_file() else None)
-    return trace if path is None else relaid(trace, RunLayout.load(path))
+    layout = None if path is None else RunLayout.load(path)
+    said, notes = with_stated(trace, layout)
+    return said if layout is None else relaid(said, layout), notes
 
 
 def relaid(trace: Trace, layout: RunLayout) -> Trace:
@@ -119,6 +123,8 @@ class RelaidRank(RankTrace):
         name = layout.canonical(entry.name, self._base.rank)
         if not name:
             return []
+        if states(entry) and entry.shard is not None and not layout.names_exactly(entry, name):
+            return [replace(entry, name=name)]  # the program knows this one tensor better than a glob does
         views = layout.views(entry.kind, entry.slot, entry.name, self._base.rank, entry.local_shape)
         made = [self._entry(entry, view) for view in views] or [replace(entry, name=name)]
         if layout.shares(entry.kind, entry.slot, name) and self._base.stored(entry):

@@ -43,22 +43,24 @@ class GradHooks:
         total: bool,
         shard: Shard | None = None,
         spec: Spec | None = None,
+        text: str | None = None,
     ) -> None:
         """Record the gradient that arrives at the tensor in any backward, under the activation's key.
 
-        ``shard`` is how the program says that the tensor lies, if it does; ``spec`` the place of the
-        gradient where a plain tensor is part of a DTensor.
+        ``shard`` (or, in words, ``text``) is how the program says that the gradient lies, if it does;
+        ``spec`` its place where a plain tensor is part of a DTensor.
         """
         if not tensor.requires_grad or not self._session.wants(Kind.ACTIVATION_GRAD, name, at):
             return
         if not tensor.is_leaf and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
             return
         self._fired[at, name, slot] = max(self._fired[at, name, slot], call + 1)
+        meta = Meta(total=total, text=text) if text else _TOTAL if total else _OWN
         fired = False
 
         def hook(gradient: torch.Tensor) -> None:
             nonlocal fired
-            if self._record(gradient, at, name, slot, None if fired else call, total, shard, spec):
+            if self._record(gradient, at, name, slot, None if fired else call, meta, shard, spec):
                 fired = True
 
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -73,7 +75,7 @@ class GradHooks:
         name: str,
         slot: str,
         call: int | None,
-        total: bool,
+        meta: Meta,
         shard: Shard | None,
         spec: Spec | None,
     ) -> bool:
@@ -89,7 +91,7 @@ class GradHooks:
             self._fired[at, name, slot] += 1
         self._session.emit(
             gradient, at, Kind.ACTIVATION_GRAD, name, slot,
-            call=call, meta=_TOTAL if total else _OWN, shard=shard, spec=spec,
+            call=call, meta=meta, shard=shard, spec=spec,
         )  # fmt: skip
         return True
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from tensortrace.tracer import explicit
+from tensortrace.tracer.explicit import STATES, Lies
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.modules import Modules
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
-from tensortrace.tracer.types import Kind, Mesh, Meta, Shard
+from tensortrace.tracer.mesh import name as mesh_name
+from tensortrace.tracer.types import Kind, Meta, Shard
 
 SLOT = "out"
 
@@ -27,21 +29,20 @@ class Named:
         self._session.patches.on_undo(lambda: explicit.receivers.remove(self.receive))
 
     @guard("named boundary")
-    def receive(self, name: str, tensor: object, layout: str | Shard | None, mesh: Mesh | None) -> None:
+    def receive(self, name: str, tensor: object, lies: Lies) -> None:
         """Record one tensor where the running forward stands."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"boundary {name!r} was given a {type(tensor).__name__}, not a tensor")
         session, frame, at = self._session, self._modules.innermost(), self._session.clock.forward_moment()
-        shard = layout if isinstance(layout, Shard) else None
-        if shard is not None and mesh is not None:
-            session.sink.mesh(shard.mesh, mesh)
+        self._declare(lies)
+        shard, text = _said(lies.value)
         scope = session.scope()
         name = f"{scope}.{name}" if scope else name
         call = session.clock.take(at, Kind.ACTIVATION, name, SLOT)
         meta = Meta(
             grad_enabled=session.clock.grad_enabled(),
             source=user_line(),
-            text=f"layout: {layout}" if isinstance(layout, str) else None,
+            text=text,
         )
         event = session.emit(
             tensor, at, Kind.ACTIVATION, name, SLOT, call=call.number, recompute=call.recompute,
@@ -52,4 +53,20 @@ class Named:
             if frame is not None:
                 frame.outputs.append(event)
         if at.microbatch is not None and session.clock.gradients_arrive(tensor):
-            self._modules.grads.watch(tensor, at, name, SLOT, call.number, total=False, shard=shard)
+            shard, text = _said(lies.grad)
+            self._modules.grads.watch(
+                tensor, at, name, SLOT, call.number, total=False, shard=shard, text=text
+            )
+
+    def _declare(self, lies: Lies) -> None:
+        if lies.mesh is None:
+            return
+        for layout in (lies.value, lies.grad):
+            if layout is not None:
+                key = layout.mesh if isinstance(layout, Shard) else mesh_name(lies.mesh, 0)
+                self._session.sink.mesh(key, lies.mesh)
+
+
+def _said(layout: str | Shard | None) -> tuple[Shard | None, str | None]:
+    """Return what the program says of a layout as a Shard, or in words for the reader of the trace."""
+    return (None, STATES + layout) if isinstance(layout, str) else (layout, None)

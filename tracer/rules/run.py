@@ -16,14 +16,15 @@ from tensortrace.tracer.rules.document import (
     Document,
     LayoutFileError,
     Rule,
+    RuleFields,
     check_document,
     parse_document,
     read_text,
 )
-from tensortrace.tracer.rules.names import BadName, Rename, fill
-from tensortrace.tracer.rules.pattern import Blocks, Leaf, Pattern, Product, Term, leaves
+from tensortrace.tracer.rules.names import BadName, Rename, compile_glob, fill
+from tensortrace.tracer.rules.pattern import Blocks, Leaf, Pattern, Product, Term, leaves, parse_pattern
 from tensortrace.tracer.rules.place import Copies, Grid, Part, Placing, Unfit, solve
-from tensortrace.tracer.types import Box, Kind, Mesh, Placement, Shard
+from tensortrace.tracer.types import Boundary, Box, Kind, Mesh, Placement, Shard
 
 MESH = "layout"
 """The key of the mesh that a layout file declares."""
@@ -118,10 +119,29 @@ class RunLayout:
                 return rule
         return None
 
+    def names_exactly(self, entry: Boundary, canonical: str) -> bool:
+        """Tell whether the rule for a boundary names it alone, without a wildcard."""
+        rule = self.rule(entry.kind, entry.slot, canonical)
+        return rule is not None and canonical in rule.written.globs
+
     def shares(self, kind: Kind, slot: str, name: str) -> bool:
         """Tell whether some blocks of a boundary's tensor are split over an axis and others are not."""
         rule = self.rule(kind, slot, name)
         return rule is not None and (rule.grad if kind in GRADIENT_KINDS else rule.value).shares()
+
+    def stated(self, text: str, kind: Kind, name: str, rank: int, local_shape: tuple[int, ...]) -> Shard:
+        """Return where a local tensor lies of which ``text`` says so, in the terms of a rule's ``dims``.
+
+        Raises BadPattern where it says nothing that can be understood, LayoutFileError where the shape cannot
+        be of it.
+        """
+        pattern = parse_pattern(text)
+        rule = Rule(0, RuleFields(name=name, dims=text), (), compile_glob("*"), pattern, pattern, ())
+        try:
+            [(_, part)] = self._parts(rule, pattern, rank, local_shape, "all")
+        except Unfit as error:
+            raise LayoutFileError(f"shape {local_shape} on rank {rank}: {error}") from error
+        return self._shard(pattern, part, kind, rank, local_shape)
 
     def shard(
         self, kind: Kind, slot: str, name: str, rank: int, local_shape: tuple[int, ...]
@@ -189,23 +209,28 @@ class RunLayout:
         what: tuple[Kind, str],
         copies: Copies,
     ) -> list[tuple[str | None, Part]]:
-        grid = Grid(dict(zip(self.mesh.axes, self.mesh.shape, strict=True)), self.where(rank))
-        terms = pattern.spread(len(shape))
         text = rule.written.grad if pattern is not rule.value else rule.written.dims
         try:
-            if terms is None:
-                raise Unfit(f"found {len(shape)} dimensions, expected {len(pattern.dims)}")
-            sizes = solve(terms, shape, rule.written.sizes, grid)
-            placing = Placing(terms, sizes, rule.written.valid, grid, pattern.partial, copies)
-            if not rule.to:
-                return [(None, part) for part in placing.parts(Pattern(tuple(map(_bare, terms))))]
-            return [(target, part) for target, to in rule.to for part in placing.parts(to)]
+            return self._parts(rule, pattern, rank, shape, copies)
         except Unfit as error:
             tensor = f"{what[0]} {what[1]} of shape {shape} on rank {rank}"
             raise LayoutFileError(
                 f"{self.path}: {rule.title}: dims {text!r}: {tensor}: {error}",
                 remedy="correct 'dims' or 'sizes', or give the tensor a rule of its own before this one",
             ) from error
+
+    def _parts(
+        self, rule: Rule, pattern: Pattern, rank: int, shape: tuple[int, ...], copies: Copies
+    ) -> list[tuple[str | None, Part]]:
+        grid = Grid(dict(zip(self.mesh.axes, self.mesh.shape, strict=True)), self.where(rank))
+        terms = pattern.spread(len(shape))
+        if terms is None:
+            raise Unfit(f"found {len(shape)} dimensions, expected {len(pattern.dims)}")
+        sizes = solve(terms, shape, rule.written.sizes, grid)
+        placing = Placing(terms, sizes, rule.written.valid, grid, pattern.partial, copies)
+        if not rule.to:
+            return [(None, part) for part in placing.parts(Pattern(tuple(map(_bare, terms))))]
+        return [(target, part) for target, to in rule.to for part in placing.parts(to)]
 
     def _shard(
         self, pattern: Pattern, part: Part, kind: Kind, rank: int, local_shape: tuple[int, ...]

@@ -103,7 +103,7 @@ def test_a_layout_that_was_recorded_with_the_trace_is_used_unless_another_is_giv
     layout_of(trace.path, rule("w", "o[tp] i"))
     other = layout_of(tmp_path, rule("w", "o i[tp]")).path
     shapes = [
-        [e.shard.global_shape for e in laid_out(trace, path).ranks[0].entries if e.shard]
+        [e.shard.global_shape for e in laid_out(trace, path)[0].ranks[0].entries if e.shard]
         for path in (None, other)
     ]
     assert shapes == [[(6, 4)], [(3, 8)]]

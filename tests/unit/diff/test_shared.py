@@ -27,7 +27,7 @@ def odd_ranks(folder: Path, kind: Kind, *keys: np.ndarray) -> tuple[int, ...]:
     parts = [np.concatenate([Q[2 * rank : 2 * rank + 2], key]) for rank, key in enumerate(keys)]
     trace = Trace.open(write_trace(folder / "b", [[(fields, part)] for part in parts]))
     (folder / "layout.toml").write_text(LAYOUT)
-    [items] = Catalog(laid_out(trace, folder / "layout.toml")).view(0).items.values()
+    [items] = Catalog(laid_out(trace, folder / "layout.toml")[0]).view(0).items.values()
     assert items[0].read().shape == (8, 4)
     return odd_members(items)
 
@@ -55,6 +55,6 @@ def test_a_part_is_read_under_whatever_name_it_goes_by_later(tmp_path: Path) -> 
     trace = Trace.open(write_trace(tmp_path / "b", [[(fields, Q)], [(fields, Q)]]))
     rule = '{ name = "w", dims = "v[tp] i", sizes = { v = 12 }, valid = { v = 7 } }'
     (tmp_path / "layout.toml").write_text(f"format = 1\naxes = {{ tp = 2 }}\nrule = [{rule}]\n")
-    rank = laid_out(trace, tmp_path / "layout.toml").ranks[1]
+    rank = laid_out(trace, tmp_path / "layout.toml")[0].ranks[1]
     [entry] = rank.entries
     assert np.array_equal(rank.read(replace(entry, name="tied")), Q[:1])
