@@ -270,6 +270,40 @@ def _shared(
     raise NotComparable("no dimension follows the rows, values differ between parts, and the splits differ")
 
 
+def same_everywhere(items: Sequence[Item]) -> bool:
+    """Tell whether all parts hold the same, as far as the shortest of them reaches."""
+    if len({item.entry.digest for item in items}) == 1:
+        return True
+    if len({len(item.entry.local_shape) for item in items}) != 1:
+        return False
+    return _all_equal((), {_key(n): item.read() for n, item in enumerate(items)})
+
+
+def _key(number: int) -> Part:
+    return Part(number, "", 0)
+
+
+def one_for_all(a: Sequence[Item], b: Sequence[Item]) -> Assembled | None:
+    """Return each part of one run against the value that all parts of the other have; None if neither has."""
+    of_a, of_b = _by_part(a), _by_part(b)
+    if not of_a or not of_b or len({len(i.entry.local_shape) for i in (*a, *b)}) != 1:
+        return None
+    values_a, values_b = ({part: item.read() for part, item in side.items()} for side in (of_a, of_b))
+    if _all_equal((), values_a):
+        pairs = [(part, _shortest(values_a), value) for part, value in values_b.items()]
+    elif _all_equal((), values_b):
+        pairs = [(part, value, _shortest(values_b)) for part, value in values_a.items()]
+    else:
+        return None
+    cropped = [_crop((), np.atleast_1d(x), np.atleast_1d(y)) for _, x, y in pairs]
+    if len({x.shape[1:] for x, _ in cropped}) > 1:
+        cropped = [(x.ravel(), y.ravel()) for x, y in cropped]
+    left, right = zip(*cropped, strict=True)
+    owners = tuple(Row(part, 0, 0, 0, b"") for part, _, _ in pairs)
+    lengths = tuple(len(value) for value in right)
+    return Assembled(np.concatenate(left), np.concatenate(right), owners, lengths)
+
+
 def _padded_sum(values: Sequence[np.ndarray]) -> np.ndarray:
     shape = tuple(max(sizes) for sizes in zip(*(v.shape for v in values), strict=True))
     total = np.zeros(shape, dtype=np.float64)

@@ -12,6 +12,7 @@ import numpy as np
 
 from tensortrace.diff.cells import SAMPLE_KINDS, Cells, find_cells
 from tensortrace.diff.logical import Member, Placer, Source, Together
+from tensortrace.diff.losses import Names, one_name, under_name
 from tensortrace.diff.relaid import RelaidTrace
 from tensortrace.diff.ties import Ties, renamed, tied
 from tensortrace.tracer.reader import Trace
@@ -137,11 +138,13 @@ class Catalog:
                 self._by_step[entry.step].append((source, entry))
         self._placer = _placer(trace)
         self._ties: Ties = {}
+        self._losses: Names = {}
 
     @staticmethod
     def tie(a: Catalog, b: Catalog) -> None:
-        """Let parameters that are tied in one run and held apart in the other meet under one name."""
+        """Let what the runs have under several names meet under one: tied parameters, a loss by hand."""
         a._ties, b._ties = tied(a._ranked(), b._ranked())
+        a._losses, b._losses = one_name(*((entry for _, entry in side._ranked()) for side in (a, b)))
 
     def _ranked(self) -> Iterator[tuple[int, Entry]]:
         return ((source.rank, entry) for source in self.trace.ranks for entry in source.entries)
@@ -202,6 +205,7 @@ class Catalog:
         passes = _EvalPasses()
         for source, entry in self._by_step.get(step, ()):
             entry = renamed(entry, self._ties) if self._ties else entry
+            entry = under_name(entry, self._losses) if self._losses else entry
             if entry.recompute:
                 again.append(Member(source, entry))
             else:

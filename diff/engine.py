@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
+from tensortrace.diff.align import Alignment, align_steps
 from tensortrace.diff.catalog import EVIDENCE_KINDS, Catalog, Slot, StepView
 from tensortrace.diff.causality import Node
 from tensortrace.diff.excuses import excused
@@ -23,7 +22,6 @@ from tensortrace.diff.plan.recompute import plan_recomputed
 from tensortrace.diff.plan.state import plan_init, plan_state
 from tensortrace.diff.relaid import laid_out
 from tensortrace.diff.result import Result
-from tensortrace.diff.rows import read_batches
 from tensortrace.diff.starts import start_notes
 from tensortrace.diff.unlabelled import Rules, resolve
 from tensortrace.diff.verdict import state_result
@@ -52,16 +50,6 @@ class CompareOptions(Struct, frozen=True):
     verify: bool = False
     layout_a: Path | None = None
     layout_b: Path | None = None
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """Steps of ``b`` are steps of ``a`` minus ``offset``."""
-
-    offset: int
-    steps: tuple[int, ...]
-    notes: tuple[str, ...]
-    with_init: bool
 
 
 def compare(
@@ -129,58 +117,6 @@ def _measure_floor(a: Trace, floor: Trace, options: CompareOptions) -> dict[Node
     return {node: error.rel for node, error in execution.errors.items()}
 
 
-def align_steps(a: Catalog, b: Catalog, request: str | None) -> Alignment:
-    """Align steps by request, by equal input tokens, else by index.
-
-    Raises BadRequest for a request that is not of the form ``b:0=a:100`` or names steps that do not exist.
-    """
-    if not a.steps or not b.steps:
-        side = "a" if not a.steps else "b"
-        raise BadRequest(f"trace {side} holds no step", remedy="record at least one training step")
-    offset, notes = (_requested(request, a, b), ()) if request else _by_tokens(a, b)
-    steps = tuple(s for s in a.steps if s - offset in b.steps)
-    if not steps:
-        raise BadRequest(
-            "the traces have no step in common",
-            found=f"steps {a.steps[0]}-{a.steps[-1]} and {b.steps[0]}-{b.steps[-1]}",
-            remedy="say which steps meet with --align b:STEP=a:STEP",
-        )
-    with_init = b.has_init and (a.has_init if offset == 0 else offset - 1 in a.steps)
-    return Alignment(offset, steps, notes, with_init)
-
-
-def _requested(request: str, a: Catalog, b: Catalog) -> int:
-    match = re.fullmatch(r"b:(\d+)=a:(\d+)", request)
-    if not match:
-        raise BadRequest("--align", found=repr(request), expected="b:STEP=a:STEP, such as b:0=a:100")
-    step_b, step_a = int(match[1]), int(match[2])
-    for side, catalog, step in (("a", a, step_a), ("b", b, step_b)):
-        if step not in catalog.steps:
-            raise BadRequest(
-                f"--align {request}: {side} has no step {step}",
-                found=f"steps {catalog.steps[0]}-{catalog.steps[-1]} in {side}",
-                remedy="name a step that was recorded on each side",
-            )
-    return step_a - step_b
-
-
-def _by_tokens(a: Catalog, b: Catalog) -> tuple[int, tuple[str, ...]]:
-    """Return the offset at which b's first step has a's input rows; 0 where index order already has."""
-    first = b.steps[0]
-    for step in sorted(a.steps, key=lambda s: (s != first, s)):
-        rows_a, rows_b = (
-            {row.digest for row in batch.rows} for batch in read_batches(a.view(step), b.view(first), "train")
-        )
-        if not rows_b:
-            return 0, ()
-        if rows_a == rows_b:
-            if step == first:
-                return 0, ()
-            note = f"steps aligned by equal input tokens: b's step {first} is a's step {step}"
-            return step - first, (note,)
-    return 0, ()
-
-
 def _execute(
     execution: Execution,
     a: Catalog,
@@ -192,16 +128,15 @@ def _execute(
     """Run all steps in order; return notes. Stops where inputs or the initial state differ."""
     notes: list[str] = []
     offset = alignment.offset
-    state_a = a.view(INIT_STEP if offset == 0 else offset - 1)
-    state_b = b.view(INIT_STEP)
+    state_a, state_b = a.view(alignment.before_a), b.view(alignment.before_b)
     previous: int | None = None
     rules = Rules(), Rules()
-    if alignment.with_init:
+    if alignment.with_init(a, b):
         plan = StepPlan(INIT_STEP)
         start = resolve(StepPair(state_a, state_b, state_a, state_b), *rules)
         state_a, state_b = start.a, start.b
         plan_init(state_a, state_b, plan)
-        execution.run(_selected(excused(plan, a, b, offset), options), None, start)
+        execution.run(_selected(excused(plan, a, b, alignment), options), None, start)
         previous = INIT_STEP
         if execution.outcomes:
             return ["stopped at init: the runs do not start from the same state"]
@@ -216,7 +151,7 @@ def _execute(
             _keep(_BY_ROWS, plan, f"step {step} is not whole: only its rows are compared")
         elif a.lossy or b.lossy:
             _keep(_WITHOUT_SUMS, plan, "boundaries were dropped: what sums over the batch is not compared")
-        execution.run(_selected(excused(plan, a, b, offset), options), previous, pair_)
+        execution.run(_selected(excused(plan, a, b, alignment), options), previous, pair_)
         notes += plan.notes
         if progress:
             progress(number + 1, len(alignment.steps))

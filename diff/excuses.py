@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tensortrace.diff.align import Alignment
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.plan.comparison import OneSided, StepPlan
 from tensortrace.tracer.types import INIT_STEP
 
 
-def excused(plan: StepPlan, a: Catalog, b: Catalog, offset: int) -> StepPlan:
-    """Return a plan in which what one run could not or should not hold is a gap in coverage.
-
-    ``offset`` is what to subtract from a's step number to get b's.
-    """
-    step_b = INIT_STEP if plan.step == INIT_STEP else plan.step - offset
-    step_a = offset - 1 if plan.step == INIT_STEP and offset else plan.step
+def excused(plan: StepPlan, a: Catalog, b: Catalog, alignment: Alignment) -> StepPlan:
+    """Return a plan in which what one run could not or should not hold is a gap in coverage."""
+    step_a, step_b = plan.step, plan.step - alignment.offset
+    if plan.step == INIT_STEP:
+        step_a, step_b = alignment.before_a, alignment.before_b
     found = []
     for entry in plan.one_sided:
         lacking, step = (b, step_b) if entry.side == "a" else (a, step_a)

@@ -7,7 +7,7 @@ meet whatever the sampler, the microbatch split or the world size.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,13 +19,18 @@ from tensortrace.tracer.types import ROOT, Kind
 
 
 class Row(NamedTuple):
-    """One sample: the part that saw it, its number there, and its valid positions [start, stop)."""
+    """One sample: the part that saw it, its number there, and its valid positions [start, stop).
+
+    An ``idle`` row is of nothing but what mask or loss ignore: it fills up a batch and takes no part in
+    the objective.
+    """
 
     part: Part
     number: int
     start: int
     stop: int
     digest: bytes
+    idle: bool = False
 
 
 class Extent(NamedTuple):
@@ -87,15 +92,17 @@ def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
             read_batch(b, phase, guess_padding=guess, time_major=time_major),
         )
         best = best if best is not None and _common(*best) >= _common(*found) else found
-        if not found[0].rows or not found[1].rows or _common(*best) == min(len(x.rows) for x in found):
+        working = min(sum(not row.idle for row in batch.rows) for batch in found)
+        if not found[0].rows or not found[1].rows or _common(*best) == working:
             break
     assert best is not None
     return best
 
 
 def _common(a: Batch, b: Batch) -> int:
-    """Return how many rows both batches have."""
-    return (Counter(row.digest for row in a.rows) & Counter(row.digest for row in b.rows)).total()
+    """Return how many rows that are not idle both batches have."""
+    left, right = (Counter(row.digest for row in batch.rows if not row.idle) for batch in (a, b))
+    return (left & right).total()
 
 
 def read_batch(view: StepView, phase: str, *, guess_padding: bool = False, time_major: bool = False) -> Batch:
@@ -109,14 +116,25 @@ def read_batch(view: StepView, phase: str, *, guess_padding: bool = False, time_
             inputs[part][slot.slot] = item.read()
     if time_major:
         inputs = defaultdict(dict, {part: _turned(tensors) for part, tensors in inputs.items()})
-    ignored = _ignored_positions(view, phase, inputs, time_major=time_major)
+    ignored, several = _ignored_positions(view, phase, inputs, time_major=time_major), _several(view, phase)
     pad, notes = _pad_value(inputs, ignored, guess=guess_padding)
     rows: list[Row] = []
     extents: dict[Part, Extent] = {}
     for part in sorted(inputs, key=lambda p: (p.number, p.rank)):
         extents[part] = _extent(inputs[part])._replace(time_major=time_major)
-        rows += _rows_of_part(part, inputs[part], extents[part], ignored.get(part), pad)
+        found = _rows_of_part(part, inputs[part], extents[part], ignored.get(part), pad)
+        rows += found if part not in several else [row._replace(idle=False) for row in found]
     return Batch(tuple(rows), extents, notes)
+
+
+def _several(view: StepView, phase: str) -> set[Part]:
+    """Return the parts with several losses: what one of them ignores, another may want."""
+    names: dict[Part, set[str]] = defaultdict(set)
+    for slot, items in view.find(Kind.LOSS, phase=phase):
+        for item in items:
+            if item.part is not None and slot.slot in ("sum", "target"):
+                names[item.part].add(slot.name)
+    return {part for part, found in names.items() if len(found) > 1}
 
 
 def _turned(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -172,38 +190,46 @@ def _inputs(view: StepView, phase: str) -> list[tuple[Slot, tuple[Item, ...]]]:
 
 
 def pair(a: Batch, b: Batch) -> Pairing:
-    """Match rows by content as multisets; what is left over is paired by order if the counts agree."""
+    """Match rows by content as multisets; what is left over is paired by order if the counts agree.
+
+    Rows that take part in the objective meet first; idle ones that are left over are no difference.
+    """
     waiting: dict[bytes, deque[Row]] = defaultdict(deque)
-    for row in b.rows:
+    for row in sorted(b.rows, key=_is_idle):
         waiting[row.digest].append(row)
     pairs: list[tuple[Row, Row]] = []
     left_a: list[Row] = []
-    for row in a.rows:
+    for row in sorted(a.rows, key=_is_idle):
         if waiting[row.digest]:
             pairs.append((row, waiting[row.digest].popleft()))
-        else:
+        elif not row.idle:
             left_a.append(row)
     used = {id(found) for _, found in pairs}
-    left_b = [row for row in b.rows if id(row) not in used]
+    left_b = [row for row in b.rows if id(row) not in used and not row.idle]
+    order = {id(row): n for n, row in enumerate(a.rows)}
     by_order = bool(left_a) and len(left_a) == len(left_b)
     if by_order:
         pairs += list(zip(left_a, left_b, strict=True))
-        order = {id(row): n for n, row in enumerate(a.rows)}
-        pairs.sort(key=lambda p: order[id(p[0])])
         left_a, left_b = [], []
+    pairs.sort(key=lambda p: order[id(p[0])])
     return Pairing(tuple(pairs), tuple(left_a), tuple(left_b), by_order, a.extents, b.extents)
+
+
+def _is_idle(row: Row) -> bool:
+    return row.idle
 
 
 def duplicated_across_ranks(a: Batch, b: Batch) -> tuple[Row, ...]:
     """Return rows of ``b`` that several ranks saw more often than ``a`` has them at all."""
     often_a = Counter(row.digest for row in a.rows)
     ranks_b: dict[bytes, set[int]] = defaultdict(set)
-    often_b = Counter(row.digest for row in b.rows)
-    for row in b.rows:
+    working = [row for row in b.rows if not row.idle]
+    often_b = Counter(row.digest for row in working)
+    for row in working:
         ranks_b[row.digest].add(row.part.rank)
     return tuple(
         row
-        for row in b.rows
+        for row in working
         if len(ranks_b[row.digest]) > 1 and often_b[row.digest] > often_a.get(row.digest, 0)
     )
 
@@ -244,6 +270,27 @@ def _ignored_positions(
             ignored = _ignored_by_target(item.read(), item.entry.meta.ignore_index, extent)
             if ignored is not None:
                 found[item.part] = ignored
+    return found | _weightless_positions(view, phase, inputs, found, time_major=time_major)
+
+
+def _weightless_positions(
+    view: StepView,
+    phase: str,
+    inputs: dict[Part, dict[str, np.ndarray]],
+    known: Container[Part],
+    *,
+    time_major: bool,
+) -> dict[Part, np.ndarray]:
+    """Return the positions that weigh nothing in a loss that is given no labels: one written by hand."""
+    found: dict[Part, np.ndarray] = {}
+    for slot, items in view.find(Kind.LOSS, phase=phase):
+        for item in items:
+            if slot.slot != "weight" or item.part is None or item.part in known or item.part not in inputs:
+                continue
+            extent = _extent(inputs[item.part])._replace(time_major=time_major)
+            size = int(np.prod(item.entry.local_shape))
+            if size == extent.rows * (extent.positions or 0) and item.source.stored(item.entry):
+                found[item.part] = np.asarray(extent.by_row(item.read().reshape(-1)) == 0)
     return found
 
 
@@ -309,7 +356,8 @@ def _rows_of_part(
             start, stop = _run(skip), len(skip) - _run(skip[::-1])
             if start >= stop:  # a row of nothing but padding keeps its full length
                 start, stop = 0, len(skip)
-        rows.append(Row(part, index, start, stop, _identity(tensors, index, extent, start, stop)))
+        idle = ignored is not None and bool(ignored[index].all())
+        rows.append(Row(part, index, start, stop, _identity(tensors, index, extent, start, stop), idle))
     return rows
 
 

@@ -17,7 +17,7 @@ def different_rows(case: Case) -> Sequence[Proposal]:
         return ()
     batch_a, batch_b = case.pair.batch_a, case.pair.batch_b
     left = {row.digest for row in batch_a.rows}
-    strange = [row for row in batch_b.rows if row.digest not in left]
+    strange = [row for row in batch_b.rows if row.digest not in left and not row.idle]
     duplicates = duplicated_across_ranks(batch_a, batch_b)
     if duplicates:
         names = ", ".join(map(str, sorted({row.part.rank for row in duplicates})))
@@ -37,9 +37,9 @@ def different_rows(case: Case) -> Sequence[Proposal]:
 
 def _steps_that_hold(case: Case, strange: Sequence[Row]) -> str:
     wanted = {row.digest for row in strange}
-    for view_a, _ in case.views():
-        if wanted and wanted <= {row.digest for row in read_batch(view_a, "train").rows}:
-            return str(view_a.step)
+    for step in case.a.steps:
+        if wanted and wanted <= {row.digest for row in read_batch(case.a.view(step), "train").rows}:
+            return str(step)
     return ""
 
 

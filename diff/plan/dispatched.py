@@ -83,7 +83,8 @@ def _stacked(side: Side) -> np.ndarray:
 
 def _padding(batch: Batch) -> int:
     held = sum(extent.rows * (extent.positions or 1) for extent in batch.extents.values())
-    return held - sum(row.stop - row.start if batch.extents[row.part].positions else 1 for row in batch.rows)
+    rows = (row for row in batch.rows if not row.idle)
+    return held - sum(row.stop - row.start if batch.extents[row.part].positions else 1 for row in rows)
 
 
 def _one_scale(pair: StepPair, scale_b: Callable[[Row], float]) -> float:

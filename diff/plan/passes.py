@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tensortrace.diff.assemble import Assembled, NotComparable, by_rows
+from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, one_for_all, same_everywhere
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
@@ -126,12 +126,11 @@ def _plan_one(
     parents, earlier = edges.of(slot, microbatch)
     if not a or not b:
         side, items = ("a", a) if a else ("b", b)
-        staged = slot.name.startswith(STAGE)
-        reason = "what pipeline stages exchange" if staged else f"recorded only in {side}"
+        excuse = _excuse(slot, pair.b if a else pair.a)
         plan.one_sided.append(
             OneSided(
-                "a" if a else "b", slot, microbatch, items, reason, parents=parents, earlier=earlier,
-                counts=not staged,
+                "a" if a else "b", slot, microbatch, items, excuse or f"recorded only in {side}",
+                parents=parents, earlier=earlier, counts=not excuse,
             )
         )  # fmt: skip
         return
@@ -147,6 +146,16 @@ def _plan_one(
             exact=all(is_exact(i.entry.dtype) for i in (*a, *b)),
         )
     )
+
+
+def _excuse(slot: Slot, lacking: StepView) -> str:
+    """Return why a run does not have a boundary that it need not have, "" where it should."""
+    if slot.name.startswith(STAGE):
+        return "what pipeline stages exchange"
+    of_loss = {s.slot for s in lacking.named(Kind.LOSS, slot.name)} if slot.kind == Kind.LOSS else set()
+    if "sum" in of_loss and not of_loss & {"target", "value"} and slot.slot in ("target", "value"):
+        return "a loss written by hand is its sum, its count and its weights"
+    return ""
 
 
 def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair) -> Callable[[], Assembled]:
@@ -184,11 +193,31 @@ def _or_dispatched(
             return aligned(scale)
         except NotComparable:
             found = by_dispatch(slot, a, b, pair, scale) if slot.phase == "train" else None
+            found = found or _of_equal_inputs(slot, a, b, pair)
             if found is None:
                 raise
             return found
 
     return load
+
+
+def _of_equal_inputs(
+    slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
+) -> Assembled | None:
+    """Return what a module made of inputs that are equal in all parts of both runs, such as positions.
+
+    No rows are in it, and all parts should have made the same: the parts of one run are compared with the
+    value that the other has in all of its parts. None where inputs differ or are not known.
+    """
+    if slot.kind != Kind.ACTIVATION or not slot.slot.startswith("out"):
+        return None
+    views = (pair.a, pair.b)
+    given = {s for v in views for s in v.named(Kind.ACTIVATION, slot.name) if s.slot.startswith("in.")}
+    given = {s for s in given if (s.phase, s.call) == (slot.phase, slot.call)}
+    inputs = [[i for v in views for i in v.items.get(s, ())] for s in given]
+    if not inputs or not all(same_everywhere(items) for items in inputs):
+        return None
+    return one_for_all(a, b)
 
 
 def _of_rows(side: int, items: tuple[Item, ...], pairing: Pairing) -> tuple[Item, ...]:
@@ -319,7 +348,8 @@ class _Edges:
                 elif user.kind == Kind.ACTIVATION:
                     parents[(user_microbatch, user._replace(kind=Kind.ACTIVATION_GRAD))] = None
         parents.pop((microbatch, slot), None)
-        if not parents:
+        parents[(None, ROWS)] = None  # the objective is over all rows
+        if len(parents) == 1:
             parents |= dict.fromkeys(weight_refs(self.pair)) if slot.phase == "train" else {}
         return tuple(parents), tuple(earlier)
 

@@ -1,0 +1,44 @@
+"""One loss function under the several names that programs give it: fused, in two steps, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from tensortrace.tracer.types import Entry, Kind
+
+BY_HAND = "log_softmax.gather"
+FAMILIES = (
+    frozenset({"cross_entropy", "nll_loss", BY_HAND}),
+    frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"}),
+)
+"""Names whose sums, counts and token weights are those of one function."""
+
+Names = dict[str, str]
+
+
+def one_name(a: Iterable[Entry], b: Iterable[Entry]) -> tuple[Names, Names]:
+    """Return for each run by which name of the other a loss goes, where each run has one of a family.
+
+    The name is a's, but that of torch's function where ``a`` has it written by hand.
+    """
+    names_a, names_b = ({e.name for e in entries if e.kind == Kind.LOSS} for entries in (a, b))
+    in_a: Names = {}
+    in_b: Names = {}
+    for family in FAMILIES:
+        here, there = names_a & family, names_b & family
+        if len(here) == len(there) == 1 and here != there:
+            [x], [y] = here, there
+            if x == BY_HAND:
+                in_a[x] = y
+            else:
+                in_b[y] = x
+    return in_a, in_b
+
+
+def under_name(entry: Entry, names: Names) -> Entry:
+    """Return the entry of a loss under the name that both runs have it by."""
+    if entry.kind == Kind.LOSS and entry.name in names:
+        return replace(entry, name=names[entry.name])
+    return entry

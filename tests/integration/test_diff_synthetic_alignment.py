@@ -1,0 +1,178 @@
+"""Which step is which, and which rows take part: simulated programs, so that each case is a moment's work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensortrace.tracer.types import Kind, Meta
+from tests.integration.judged import Judge, assert_equivalent, codes, judge_in, place
+from tests.simulated import IGNORE, PAD, At, Documents, Part, Program
+
+SAVED = 2
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Judge:
+    return judge_in(tmp_path)
+
+
+class Resumed(Program):
+    """Begins with what a run of two steps leaves, and at the third step's data and schedule."""
+
+    data, scheduler = SAVED, SAVED
+
+    def documents(self, step: int) -> Documents:
+        return super().documents(step + self.data)
+
+    def position(self, step: int) -> int:
+        return step + self.scheduler
+
+    def initial_params(self, rank: int) -> dict[str, np.ndarray]:
+        self.middle = Program(steps=SAVED)
+        self.middle.run()
+        return dict(self.middle.params[0])
+
+    def initial_state(self, rank: int) -> dict[str, dict[str, np.ndarray]]:
+        return {name: dict(state) for name, state in self.middle.state[0].items()}
+
+
+class DataAnew(Resumed):
+    data = 0
+
+
+class SchedulerAnew(Resumed):
+    scheduler = 0
+
+
+def test_a_resumed_run_may_be_the_reference(judge: Judge) -> None:
+    result = judge(Resumed(ranks=2, steps=2), Program(steps=4))
+    assert_equivalent(result)
+    assert result.step_offset == -SAVED
+
+
+def test_data_that_start_anew_meet_the_step_whose_state_the_run_has(judge: Judge) -> None:
+    result = judge(Program(steps=4), DataAnew(ranks=2, steps=2))
+    assert place(result)[:3] == (SAVED, 0, "input")
+    assert codes(result) == ["input.order"]
+    assert "rows of b are a's of step 0" in result.headline
+    [note] = [note for note in result.notes if "aligned by" in note]
+    assert "by the state that the runs start from: b's step 0 is a's step 2" in note
+    assert "by equal input tokens b's step 0 is a's step 0 (--align b:0=a:0)" in note
+
+
+def test_a_scheduler_that_starts_anew_is_told_and_its_alignment_shown(judge: Judge) -> None:
+    result = judge(Program(steps=4), SchedulerAnew(ranks=2, steps=2))
+    assert place(result) == (SAVED, None, "schedule", "scheduler.0", "position")
+    assert codes(result)[0] == "schedule.position"
+    assert "by it b's step 0 is a's step 0 (--align b:0=a:0)" in "\n".join(result.notes)
+
+
+class Shuffled(Program):
+    """Reads the batches of the steps in another order."""
+
+    def documents(self, step: int) -> Documents:
+        return super().documents(self.setup.steps - 1 - step)
+
+
+def test_batches_in_another_order_are_told_at_the_first_step(judge: Judge) -> None:
+    # b reads in step 0 what a reads in step 2, but starts where a starts.
+    result = judge(Program(), Shuffled())
+    assert place(result)[:3] == (0, 0, "input")
+    assert codes(result) == ["input.order"]
+
+
+class Filled(Program):
+    """Has a row of nothing but padding behind the rows of each microbatch."""
+
+    def _filled(self, part: Part) -> Part:
+        ids = np.vstack([part.ids, np.full((1, part.ids.shape[1]), PAD)])
+        targets = np.vstack([part.targets, np.full((1, part.ids.shape[1]), IGNORE)])
+        return Part(ids, targets, part.count)
+
+    def run(self) -> list[list[Any]]:
+        from tests import simulated
+
+        collate = simulated.collate
+        simulated.collate = lambda documents: self._filled(collate(documents))
+        try:
+            return super().run()
+        finally:
+            simulated.collate = collate
+
+
+def test_rows_of_nothing_but_padding_are_no_rows(judge: Judge) -> None:
+    assert_equivalent(judge(Program(), Filled()))
+    assert_equivalent(judge(Filled(), Program(ranks=2, accumulate=2)))
+    assert_equivalent(judge(Filled(), Filled(ranks=2)))
+
+
+class ByHand(Program):
+    """Writes its cross entropy as log_softmax and gather: no labels are seen, nor a value."""
+
+    def keeps(self, at: At) -> bool:
+        return (at.name, at.slot) not in {("cross_entropy", "target"), ("cross_entropy", "value")}
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        renamed = at._replace(name="log_softmax.gather") if at.name == "cross_entropy" else at
+        return super()._put(renamed if self.keeps(at) else at, value, **fields)
+
+
+def test_a_cross_entropy_by_hand_is_torchs(judge: Judge) -> None:
+    result = judge(Program(), ByHand(ranks=2))
+    assert result.verdict == "equivalent", result.headline
+    assert result.coverage.complete
+    assert result.coverage.by_kind["loss"] == judge(ByHand(), ByHand(order=2)).coverage.by_kind["loss"]
+
+
+def test_a_cross_entropy_by_hand_that_is_wrong_is_found(judge: Judge) -> None:
+    class Wrong(ByHand):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            return value * 1.01 if at.kind is Kind.LOSS and at.slot == "sum" else value
+
+    assert place(judge(Program(), Wrong(ranks=2)))[2:] == ("loss", "cross_entropy", "sum")
+
+
+class Dropping(Program):
+    """Has a dropout behind tanh, of which each element is kept by a number of the generator."""
+
+    seed, stood = 0, 0
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        if at.kind is Kind.RNG:
+            return np.full_like(value, self.stood + at.step)
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "act", "out"):
+            kept = np.random.default_rng((self.seed, at.step)).random(value.shape) < 0.75
+            return (value * kept / np.float32(0.75)).astype(np.float32)
+        return value
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        of_dropout = at.name == "act" and at.kind is Kind.ACTIVATION
+        return super()._put(at, value, **fields | ({"meta": Meta(module="Dropout")} if of_dropout else {}))
+
+
+@pytest.mark.parametrize(("state", "code"), [(5, "rng.differs"), (0, "dropout.mask")])
+def test_another_mask_is_told_with_whether_the_generator_stood_elsewhere(
+    judge: Judge, state: int, code: str
+) -> None:
+    class Other(Dropping):
+        seed = 1
+
+    Other.stood = state
+    result = judge(Dropping(), Other())
+    assert place(result) == (0, 0, "activation", "act", "out")
+    assert codes(result)[0] == code
+
+
+def test_a_dropout_that_scales_otherwise_is_no_other_mask(judge: Judge) -> None:
+    class Other(Dropping):
+        seed = 1
+
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            value = super().tamper(at, value)
+            return value * np.float32(1.5) if at.name == "act" and at.slot == "out" else value
+
+    assert not {"rng.differs", "dropout.mask"} & set(codes(judge(Dropping(), Other())))
