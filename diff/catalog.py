@@ -18,7 +18,7 @@ from tensortrace.diff.ties import Ties, renamed, tied
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.selection import Selection
-from tensortrace.tracer.types import INIT_STEP, Entry, Kind
+from tensortrace.tracer.types import INIT_STEP, ROOT, Entry, Kind
 
 ROW_KINDS = SAMPLE_KINDS
 """Kinds that belong to one forward and backward pass over some rows of the batch."""
@@ -114,6 +114,20 @@ class StepView:
             found[(slot.kind, slot.name)].append(slot)
         return dict(found)
 
+    def calls(self, name: str) -> Sequence[str]:
+        """Return the modules that a module called itself, by their names: nothing recorded lies between."""
+        return self._called_by.get(name, ())
+
+    @cached_property
+    def _called_by(self) -> dict[str, list[str]]:
+        called = list(dict.fromkeys(slot.name for slot in self.items if slot.kind == Kind.ACTIVATION))
+        known, found = set(called), defaultdict[str, list[str]](list)
+        for name in called:
+            outer = next((o for o in enclosing(name) if o in known or o == ROOT), ROOT)
+            if name != outer:
+                found[outer].append(name)
+        return dict(found)
+
     def producers(self, item: Item) -> Iterator[tuple[Slot, Part]]:
         """Yield the boundaries of passes from which a tensor's parts were computed, on any rank."""
         for rank, entry in item.members:
@@ -125,6 +139,13 @@ class StepView:
     def last_microbatch(self) -> int:
         """Return the number of the window's last microbatch, 0 where there is none."""
         return max((part.number for part in self.parts if part.phase == "train"), default=0)
+
+
+def enclosing(name: str) -> Iterator[str]:
+    """Yield what a dotted name lies in, innermost first, the root last."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name or ROOT
 
 
 class Catalog:

@@ -64,6 +64,15 @@ def flat_chunks(a: np.ndarray, b: np.ndarray) -> Iterator[Sides]:
         yield left[piece].astype(np.float64, copy=False), right[piece].astype(np.float64, copy=False)
 
 
+def summed_error(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the norm of b - a summed over all dimensions but the last; 0 where it isn't finite."""
+    wide = np.complex128 if np.iscomplexobj(b) else np.float64
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = b.astype(wide) - a
+        norm = float(np.linalg.norm(error.sum(tuple(range(error.ndim - 1)))))
+    return norm if math.isfinite(norm) else 0.0
+
+
 class _Meter:
     """Sums and extremes over the chunks of two tensors.
 

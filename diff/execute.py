@@ -12,7 +12,7 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.causality import Graph, Node
-from tensortrace.diff.compare import EPS, is_exact, measure_blocks
+from tensortrace.diff.compare import EPS, is_exact, measure_blocks, summed_error
 from tensortrace.diff.logical import Unplaceable, no_layout
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps
 from tensortrace.diff.replicas import odd_members, odd_ranks
@@ -82,6 +82,7 @@ class Execution:
     bitwise_equal: int = 0
     judged: list[tuple[Node, Judgement]] = field(default_factory=list)
     row_norms: dict[Node, float] = field(default_factory=dict)
+    shapes: dict[Node, tuple[int, ...]] = field(default_factory=dict)
     gaps: list[tuple[Node, OneSided]] = field(default_factory=list)
 
     def run(self, plan: StepPlan, previous: int | None, pair: StepPair) -> None:
@@ -151,6 +152,7 @@ class Execution:
         shape = entry.items_a[0].entry.local_shape
         self._count(node, equal=True)
         self.errors[node] = Error(norm=norm)
+        self.shapes[node] = shape
         lookup = is_exact(entry.items_a[0].entry.dtype)  # ids select rows: each contributes once
         self.row_norms[node] = 1.0 if lookup else norm / math.sqrt(max(math.prod(shape[:-1]), 1))
 
@@ -169,11 +171,11 @@ class Execution:
         if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
             same = all(np.array_equal(a, b) for a, b in loaded.blocks())
             metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
-        terms = self._terms(node, entry, pair)
+        terms = self._terms(node, entry, loaded.shape, pair)
         peak = 0.0 if metrics.equal else measure_peak(loaded.blocks(), metrics, terms)
         measured = Measured(metrics, peak, terms)
         self._count(node, equal=metrics.equal)
-        self._remember(node, measured, loaded.shape, lookup=loaded.exact)
+        self._remember(node, measured, loaded, lookup=loaded.exact)
         judgement, origin = self._judge(node, entry, measured, eps)
         if judgement.ratio > 1 and origin == "unknown" and entry.quiet and isinstance(loaded, Assembled):
             judgement = self._without_noise(node, entry, loaded, eps) or judgement
@@ -209,9 +211,15 @@ class Execution:
         judgement, _ = self._judge(node, entry, Measured(metrics, peak, 0.0), eps)
         return judgement if judgement.ratio <= 1 else None
 
-    def _remember(self, node: Node, measured: Measured, shape: tuple[int, ...], *, lookup: bool) -> None:
-        metrics = measured.metrics
-        self.errors[node] = Error(measured.error, measured.peak, measured.size)
+    def _remember(
+        self, node: Node, measured: Measured, loaded: Assembled | Streamed, *, lookup: bool
+    ) -> None:
+        metrics, shape = measured.metrics, loaded.shape
+        together = 0.0
+        if node.slot.kind == Kind.ACTIVATION_GRAD and isinstance(loaded, Assembled) and not metrics.equal:
+            together = summed_error(loaded.a, loaded.b) / measured.size if measured.size else 0.0
+        self.errors[node] = Error(measured.error, measured.peak, measured.size, together=together)
+        self.shapes[node] = shape
         rows = math.prod(shape[:-1]) if len(shape) > 1 else 1
         self.row_norms[node] = 1.0 if lookup else (metrics.norm_a or 0.0) / math.sqrt(max(rows, 1))
 
@@ -237,6 +245,8 @@ class Execution:
         floors = self.floors.get(node, ())
         parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
         agreeing = [e for e in parents if not e.diverges]
+        if node.slot.kind == Kind.LOCAL_GRAD:
+            agreeing = [error.of_sum() for error in agreeing]
         if floors and max(floors) > 0:
             return judge_floor(measured, floors, agreeing), "unknown"
         noise = WEIGHT_TOLERANCE if derived else 0.0
@@ -262,27 +272,33 @@ class Execution:
         parents = (self.errors.get(p) for p in self.graph.parents(node))
         return "receiver" if any(e is not None and e.diverges for e in parents) else "origin"
 
-    def _terms(self, node: Node, entry: Comparison, pair: StepPair) -> float:
+    def _terms(self, node: Node, entry: Comparison, shape: tuple[int, ...], pair: StepPair) -> float:
         """Return the norm of the terms that a gradient sums, 0 where it is not known."""
         nodes = [Node(node.step, m, s) for m, s in entry.magnitude_of]
         known = [n for n in nodes if n in self.errors]
         if not known:
             return 0.0
         if entry.slot.kind == Kind.LOCAL_GRAD:
-            return self._product(known, entry)
+            return self._product(known, shape)
         factor = 1.0
         factors = pair.gradients_a.factors
         if known[0].slot.kind == Kind.LOCAL_GRAD and factors:
             factor = max(abs(f) for f in factors.by_rank.values())
         return self.errors[known[0]].norm * factor
 
-    def _product(self, known: Sequence[Node], entry: Comparison) -> float:
-        gradients = [self.errors[n].norm for n in known if n.slot.kind == Kind.ACTIVATION_GRAD]
-        rows = [self.row_norms.get(n, 0.0) for n in known if n.slot.kind == Kind.ACTIVATION]
-        matrix = len(entry.items_a[0].entry.local_shape) > 1
-        longest = max(rows, default=1.0) if matrix else 1.0
-        total = math.sqrt(sum(g * g for g in gradients if math.isfinite(g)))
-        return total * max(longest, 1.0)
+    def _product(self, known: Sequence[Node], shape: tuple[int, ...]) -> float:
+        """Return the norm of what a parameter's gradient sums: its users' gradients times their inputs.
+
+        A parameter that is added to an activation, or scales it, isn't multiplied by whole rows.
+        """
+        gradients = [n for n in known if n.slot.kind == Kind.ACTIVATION_GRAD]
+        inputs = [n for n in known if n.slot.kind == Kind.ACTIVATION]
+        widths = {self.shapes[n][-1:] for n in inputs if n in self.shapes}
+        spread = any(_is_spread_over(shape, self.shapes[n]) for n in gradients if n in self.shapes)
+        elementwise = len(shape) < 2 or (spread and shape[-2:-1] not in widths)
+        longest = 1.0 if elementwise else max([1.0, *(self.row_norms.get(n, 0.0) for n in inputs)])
+        norms = (self.errors[n].norm for n in gradients)
+        return longest * math.sqrt(sum(norm * norm for norm in norms if math.isfinite(norm)))
 
     def _tell(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -291,6 +307,14 @@ class Execution:
         """Tell whether any boundary of these kinds has diverged so far."""
         wanted = set(kinds)
         return any(o.node.slot.kind in wanted for o in self.outcomes)
+
+
+def _is_spread_over(parameter: tuple[int, ...], activation: tuple[int, ...]) -> bool:
+    """Tell whether a parameter of this shape can be broadcast over an activation."""
+    if not parameter or len(parameter) > len(activation) or parameter[-1] != activation[-1]:
+        return False
+    sizes = zip(reversed(parameter), reversed(activation), strict=False)
+    return all(mine in (1, other) for mine, other in sizes)
 
 
 def _without_layout(entry: Comparison) -> Unplaceable | None:

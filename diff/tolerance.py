@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,12 +35,21 @@ FLOOR_RATIO = {1: 10.0, 2: 5.0}
 
 @dataclass(frozen=True)
 class Error:
-    """What a boundary's children inherit: relative L2 error, worst relative element, norm of the terms."""
+    """What a boundary's children inherit: relative L2 error, worst relative element, norm of the terms.
+
+    ``together`` is the norm of the error summed over rows, relative to the same: no more than the L2 error
+    where rows err by chance, up to √rows times that where an error of a parameter moves them all alike.
+    """
 
     rel: float = 0.0
     peak: float = 0.0
     norm: float = 0.0
     diverges: bool = False
+    together: float = 0.0
+
+    def of_sum(self) -> Error:
+        """Return what a sum over the rows inherits."""
+        return replace(self, rel=max(self.rel, self.together))
 
 
 @dataclass(frozen=True)

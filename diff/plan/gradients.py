@@ -10,14 +10,14 @@ from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
+from tensortrace.diff.plan.consumers import Ref, consumers
 from tensortrace.diff.plan.passes import ROWS, fitted_scale
 from tensortrace.diff.plan.weights import plan_weights, weight_refs
 from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.scale import WEIGHT_TOLERANCE
 from tensortrace.diff.stream import Streamed, one, paired, zeros
-from tensortrace.tracer.types import ROOT, Kind
+from tensortrace.tracer.types import Kind
 
-Ref = tuple[int | None, Slot]
 _RUNGS = (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD)
 _EVENT_SLOTS = ("total_norm", "max_norm", "norm_type", "coefficient")
 
@@ -167,7 +167,7 @@ def _plan_start(name: str, pair: StepPair, plan: StepPlan) -> None:
 
 def _plan_local(name: str, pair: StepPair, plan: StepPlan) -> None:
     a, b = (tuple(g.local_items(name)) for g in (pair.gradients_a, pair.gradients_b))
-    outs, ins = _module_refs(name, pair)
+    outs, ins = consumers(name, pair)
     slot = window_slot(Kind.LOCAL_GRAD, name, "grad")
     parents = ((None, ROWS), *((*outs, *ins) or weight_refs(pair)))
     if not a or not b:
@@ -199,31 +199,6 @@ def part_scale(pair: StepPair) -> Callable[[Part], float]:
         return lambda part: pair.scale.by_part.get(part) or 1.0
     fitted = 1.0 if pair.same_scheme else fitted_scale(pair) or 1.0
     return lambda part: fitted
-
-
-def _module_refs(name: str, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
-    """Return (activation gradients of the owning modules' outputs, activations of their inputs)."""
-    aliases = {name}
-    for view in (pair.before_a, pair.before_b, pair.a, pair.b):
-        for item in view.items.get(window_slot(Kind.PARAM, name, "model"), ()):
-            aliases.update(item.entry.meta.aliases)
-    owners = {alias.rpartition(".")[0] or ROOT for alias in aliases}
-    outs: dict[Ref, None] = {}
-    ins: dict[Ref, None] = {}
-    for view in (pair.a, pair.b):
-        for owner in sorted(owners):
-            for slot in view.named(Kind.ACTIVATION_GRAD, owner):
-                if slot.phase == "train" and slot.slot.startswith("out"):
-                    outs |= _by_group(slot, view, pair)
-            for slot in view.named(Kind.ACTIVATION, owner):
-                if slot.phase == "train" and slot.slot.startswith("in."):
-                    ins |= _by_group(slot, view, pair)
-    return tuple(outs), tuple(ins)
-
-
-def _by_group(slot: Slot, view: StepView, pair: StepPair) -> dict[Ref, None]:
-    groups = {pair.group(i.part) for i in view.items[slot] if i.part is not None}
-    return {(group, slot): None for group in groups}
 
 
 def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> Slot:

@@ -10,7 +10,8 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, replica
-from tensortrace.diff.plan.gradients import Ref, window_slot
+from tensortrace.diff.plan.consumers import Ref
+from tensortrace.diff.plan.gradients import window_slot
 from tensortrace.diff.plan.updates import own_error, without_noise
 from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import ROOT, Kind

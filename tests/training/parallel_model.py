@@ -60,12 +60,15 @@ class Attention(nn.Module):
         self.kv = nn.Linear(WIDTH, kv_heads * 2 * HEAD_DIM)
         self.out = nn.Linear(HEADS * HEAD_DIM, WIDTH)
         self.queries_per_head = HEADS // kv_heads
+        self.swapped = False  # takes the value's rows for the key's
         self.first_query = 0  # of the heads that this rank computes, where its keys are all heads'
         self.mix: Mix = functools.partial(causal_mix, dropout=dropout)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         query = self.q(x).unflatten(-1, (-1, HEAD_DIM))
         key, value = self.kv(x).unflatten(-1, (-1, 2, HEAD_DIM)).unbind(-2)
+        if self.swapped:
+            key, value = value, key
         mine = torch.arange(query.shape[2]) + self.first_query
         head_of = mine // self.queries_per_head
         return self.out(self.mix(query, key[:, :, head_of], value[:, :, head_of], positions).flatten(2))

@@ -94,6 +94,8 @@ def parallelize(model: Decoder, mesh: DeviceMesh, sequence: bool, plant: str) ->
         weight = layer.attention.kv.weight.to_local()
         with torch.no_grad():
             weight.copy_(weight.unflatten(0, (-1, 2, HEAD_DIM)).flip(1).flatten(0, 2))
+    if layer is not None:
+        layer.attention.swapped = plant == "kv-blocks-read-swapped"
     if plant == "bias-on-every-rank" and layer is not None:
         layer.attention.out.forward = lambda x: biased_parts(layer.attention.out, x)
 

@@ -24,6 +24,10 @@ TALL = 3
 """How many times as many rows as columns make a matrix tall."""
 
 
+LIFT = 2.0
+"""How far the halves of a row are lifted and lowered, times √columns: sums don't grow with the width."""
+
+
 class Recipe(NamedTuple):
     """How one tensor is filled. ``fan_in`` is 1 where it isn't a matrix."""
 
@@ -75,10 +79,12 @@ def _adversarial(key: int, how: Recipe, index: torch.Tensor, signed: torch.Tenso
     """Return values that make mistakes of meaning large.
 
     The first half of a row of a matrix is lifted and the second lowered, so that partial sums over a shard
-    of the columns are large and cancel only when all are added. Rows grow from one half to one and a half,
-    so that no two heads or blocks are alike; of tall matrices, as vocabularies are, the last eighth is four
-    times as large, so that maxima lie on the last shard. What other modules there are must not matter: a
-    pipeline stage doesn't know them. Biases are positive and large, so that one added twice is seen.
+    of the columns are large and cancel only when all are added; not so far that what comes from tables
+    lifted alike saturates a softmax, whose gradients would be round-off. Rows grow from one half to one and
+    a half, so that no two heads or blocks are alike; of tall matrices, as vocabularies are, the last eighth
+    is four times as large, so that maxima lie on the last shard. What other modules there are must not
+    matter: a pipeline stage doesn't know them. Biases are positive and large, so that one added twice is
+    seen.
     """
     if how.role == "scale":
         return 1 + signed / 2
@@ -91,4 +97,5 @@ def _adversarial(key: int, how: Recipe, index: torch.Tensor, signed: torch.Tenso
         grow = torch.where(row >= rows - -(-rows // 8), 4.0, grow)
     half = torch.where(column < columns // 2, 1.0, -1.0).to(torch.float64)
     turn = torch.where(uniform(key_of(key, "row"), row) < 0.5, -1.0, 1.0).to(torch.float64)
-    return math.sqrt(3 / how.fan_in) * grow * (signed + half * turn) / 2
+    lift = min(1.0, LIFT / math.sqrt(columns)) * half * turn
+    return math.sqrt(3 / how.fan_in) * grow * (signed + lift) / 2

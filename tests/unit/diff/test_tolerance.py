@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tensortrace.diff.compare import EPS, measure
+from tensortrace.diff.compare import EPS, measure, summed_error
 from tensortrace.diff.tolerance import (
     Error,
     Measured,
@@ -42,6 +42,21 @@ def test_an_error_that_the_inputs_have_may_be_amplified_fourfold() -> None:
     inputs = [Error(1e-3, 4e-3)]
     assert judge_model(noisy(3e-3), SINGLE, inputs).ratio <= 1
     assert judge_model(noisy(6e-3), SINGLE, inputs).ratio > 1
+
+
+def test_an_error_that_all_rows_share_adds_up_in_their_sum() -> None:
+    # 100 rows of 4 elements, each 1: an error of 1e-6 in one column, of one sign or of both in turn
+    a = np.ones((10, 10, 4))
+    shared, turned = a.copy(), a.copy()
+    shared[..., 2] += 1e-6
+    turned[..., 2] += 1e-6 * (-1.0) ** np.arange(10)
+    norm = math.sqrt(400)
+    assert summed_error(a, shared) == pytest.approx(100e-6, rel=1e-9)
+    assert summed_error(a, turned) == pytest.approx(0, abs=1e-12)
+    # in L2 the error is 10 times 1e-6: the sum inherits ten times as much
+    inherits = Error(rel=10e-6 / norm, together=summed_error(a, shared) / norm)
+    assert inherits.of_sum().rel == pytest.approx(10 * inherits.rel)
+    assert Error(rel=1e-6).of_sum() == Error(rel=1e-6)
 
 
 def test_a_coherent_factor_far_below_the_noise_is_found() -> None:

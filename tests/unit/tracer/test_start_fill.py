@@ -129,17 +129,21 @@ def test_the_generators_of_the_program_are_not_drawn_from() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_adversarial_rows_grow_and_their_halves_point_against_each_other() -> None:
-    model = nn.Linear(400, 60)
+@pytest.mark.parametrize("width", [100, 1600])
+def test_adversarial_rows_grow_and_their_halves_cancel_at_any_width(width: int) -> None:
+    model = nn.Linear(width, 240)
     with started(Start(init_seed=7, adversarial=True)) as sink:
-        model(torch.ones(2, 400)).sum().backward()
+        model(torch.ones(2, width)).sum().backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
     weight = sink.one("param", "weight", step=-1).double()
-    halves = torch.stack([weight[:, :200].sum(1), weight[:, 200:].sum(1)])
-    assert (halves.abs().min(0).values > 4 * (halves.sum(0).abs().mean())).float().mean() > 0.9
-    assert torch.equal(halves[0].sign(), -halves[1].sign())
+    grow = 0.5 + (torch.arange(240, dtype=torch.float64) + 0.5) / 240
+    halves = torch.stack([weight[:, : width // 2].sum(1), weight[:, width // 2 :].sum(1)]) / grow
+    # a half's lift: width/2 columns, each 2/sqrt(width) times sqrt(3/width)/2; by chance a row's sum is 1/2
+    assert halves.abs().mean() == pytest.approx(3**0.5 / 2, rel=0.1)
+    assert halves.sum(0).square().mean().sqrt() == pytest.approx(0.5, rel=0.1)
+    assert (halves[0] * halves[1] < 0).double().mean() > 0.95
     sizes = weight.square().mean(1).sqrt()
-    assert 2 < sizes[-10:].mean() / sizes[:10].mean() < 3.2
+    assert 2 < sizes[-40:].mean() / sizes[:40].mean() < 3.2
     assert sink.one("param", "bias", step=-1).min() >= 0.5
 
 
