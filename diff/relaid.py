@@ -75,6 +75,7 @@ class RelaidRank(RankTrace):
         self._last: tuple[_Key, np.ndarray] | None = None
         self._taken: dict[_Key, tuple[Entry, Take]] = {}
         self._shared: dict[_Key, tuple[View, ...]] = {}
+        self._left_out: set[int] = set()
         self.mesh = layout.mesh
         recorded = rank.entries if only is None else only
         entries = tuple(new for entry in recorded for new in self._entries(entry, layout))
@@ -122,7 +123,11 @@ class RelaidRank(RankTrace):
             return [entry]
         name = layout.canonical(entry.name, self._base.rank)
         if not name:
+            self._left_out.add(entry.event)
             return []
+        if entry.kind == Kind.INPUT and not self._left_out.isdisjoint(entry.producers):
+            outside = tuple(event for event in entry.producers if event not in self._left_out)
+            entry = replace(entry, producers=outside)  # another chunk was given it before
         if states(entry) and entry.shard is not None and not layout.names_exactly(entry, name):
             return [replace(entry, name=name)]  # the program knows this one tensor better than a glob does
         views = layout.views(entry.kind, entry.slot, entry.name, self._base.rank, entry.local_shape)

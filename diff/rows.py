@@ -160,12 +160,21 @@ def _given(view: StepView, phase: str) -> Iterator[tuple[Part, Slot, Item]]:
         if item.part is not None:
             by_part[item.part].append((slot, item))
     for part, given in by_part.items():
-        outside = [(slot, item) for slot, item in given if not item.entry.producers]
+        outside = [(slot, item) for slot, item in given if not _computed(view, part, item)]
         before = [] if outside else _given_before(view, part, given)
         chosen = outside or before or given
         names = [slot.name for slot, _ in chosen]
         name = ROOT if ROOT in names else names[0]
         yield from ((part, slot, item) for slot, item in chosen if slot.name == name)
+
+
+def _computed(view: StepView, part: Part, item: Item) -> bool:
+    """Tell whether an input came from anything but what this pass was given, as targets from tokens."""
+    for event in item.entry.producers:
+        slot, other = view.by_event.get((item.source.rank, event), (None, None))
+        if slot is None or other != part or not (slot.kind == Kind.INPUT or slot.slot.startswith("in.")):
+            return True
+    return False
 
 
 def _given_before(view: StepView, part: Part, given: list[tuple[Slot, Item]]) -> list[tuple[Slot, Item]]:

@@ -252,9 +252,9 @@ class Modules:
     def _record_root_input(self, tensor: torch.Tensor, frame: Frame, slot: str) -> None:
         """Record what comes from outside; what recorded calls computed is an input of the main root only."""
         session = self._session
-        producers = session.producers.find(tensor)
-        if producers and frame.entered != ROOT:
+        if frame.entered != ROOT and session.producers.computed(tensor):
             return
+        producers = session.producers.find(tensor)
         call = session.clock.take(frame.at, Kind.INPUT, frame.entered, slot)
         place = frame.places.get(slot)
         event = session.emit(

@@ -66,6 +66,12 @@ class Producers:
         """Return the events this tensor came from: by storage and version, else by the autograd graph."""
         return self._by_storage(tensor) or self.by_graph(tensor)
 
+    def computed(self, tensor: torch.Tensor) -> bool:
+        """Tell whether recorded calls computed the tensor, rather than were given it too."""
+        extent = _extent(local_part(tensor))
+        returned = (item for item in self._alive(tensor) if item.is_output)
+        return any(_overlap(item.extent, extent) for item in returned) or bool(self.by_graph(tensor))
+
     def by_graph(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """Return the nearest recorded tensors on each path of the autograd graph."""
         if tensor.grad_fn is None:
@@ -87,22 +93,30 @@ class Producers:
         return tuple(sorted(found))
 
     def _by_storage(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        tensor = local_part(tensor)
-        key = _storage(tensor)
-        if key is None:
+        alive = self._alive(tensor)
+        if not alive:
             return ()
-        version, extent, shape = _version(tensor), _extent(tensor), tuple(tensor.shape)
-        alive = [
-            item
-            for item in (*self._old_storages.get(key, ()), *self._storages.get(key, ()))
-            if item.version == version and item.alive() is not None and _storage(item.alive()) == key
-        ]
+        tensor = local_part(tensor)
+        extent, shape = _extent(tensor), tuple(tensor.shape)
         alive = [item for item in alive if item.is_output] or alive
         exact = [item for item in alive if item.extent == extent and item.shape == shape]
         same = exact or [item for item in alive if item.extent == extent]
         if same:
             return (max(item.event for item in same),)
         return tuple(sorted({item.event for item in alive if _overlap(item.extent, extent)}))
+
+    def _alive(self, tensor: torch.Tensor) -> list[_Seen]:
+        """Return what was recorded of the tensor's storage as it is now."""
+        tensor = local_part(tensor)
+        key = _storage(tensor)
+        if key is None:
+            return []
+        version = _version(tensor)
+        return [
+            item
+            for item in (*self._old_storages.get(key, ()), *self._storages.get(key, ()))
+            if item.version == version and item.alive() is not None and _storage(item.alive()) == key
+        ]
 
 
 def _storage(tensor: torch.Tensor | None) -> int | None:

@@ -328,3 +328,14 @@ def test_modules_with_statistics_over_the_batch_are_marked_unless_they_are_synch
     assert _couples_rows(nn.BatchNorm2d(2))
     assert not _couples_rows(nn.SyncBatchNorm(2))
     assert _couples_rows(nn.BatchNorm2d(2, track_running_stats=False).eval())
+
+
+def test_a_root_that_is_given_what_another_was_given_has_inputs_of_its_own() -> None:
+    chunks = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    with recording() as sink:
+        batch = torch.ones(3, 4)
+        first = chunks[0](batch[:, :2])
+        chunks[1](batch[:, :2]).sum().backward()
+        chunks[1](first)
+    given = [kept.boundary for kept in sink.kept if kept.boundary.kind == "input"]
+    assert [(boundary.name, boundary.call) for boundary in given] == [("(root)", 0), ("Linear", 0)]
