@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.guard import guard
+from tensortrace.tracer.hooks.patches import Patches
 from tensortrace.tracer.hooks.reductions import Reductions
 from tensortrace.tracer.hooks.session import Session, group_ranks
 from tensortrace.tracer.hooks.source import user_line
@@ -88,11 +89,14 @@ class Collectives:
         self._session = session
         self._reductions = reductions
         self._local = _Local()
+        self._awaited = Awaited()
 
     def install(self) -> None:
         """Wrap every collective that this build of torch has."""
         if not dist.is_available():
             return
+        self._awaited.install(self._session.patches)
+        self._session.on_read.insert(0, self._awaited.settle)
         for name, operation in OPERATIONS.items():
             original = getattr(dist, name, None)
             if original is not None:
@@ -123,8 +127,9 @@ class Collectives:
                 return work
             if work is None or not hasattr(work, "wait"):
                 self._finish(started)
-                return work
-            return Awaited(work, functools.partial(self._finish, started))
+            else:
+                self._awaited.expect(work, functools.partial(self._finish, started))
+            return work
 
         return collective
 
@@ -144,8 +149,7 @@ class Collectives:
             if not manager.works:
                 self._finish_all(collected)
             else:
-                last = Awaited(manager.works[-1], functools.partial(self._finish_all, collected))
-                manager.works[-1] = last
+                self._awaited.expect(manager.works[-1], functools.partial(self._finish_all, collected))
 
         return coalescing
 
@@ -203,27 +207,40 @@ class Collectives:
 
 
 class Awaited:
-    """Stands in for the handle of an asynchronous collective, and tells when it was waited for."""
+    """Tells when the handle of an asynchronous collective was waited for.
 
-    def __init__(self, work: Any, finished: Callable[[], None]) -> None:
-        self._work = work
-        self._finished: Callable[[], None] | None = finished
+    The handle itself is left as it is, since programs give it to torch's own code, which takes no other
+    object in its place: its class is watched instead.
+    """
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """Pass for the handle's own class."""
-        return type(self._work)
+    def __init__(self) -> None:
+        self._expected: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
 
-    def wait(self, *args: Any, **kwargs: Any) -> Any:
-        """Wait as the handle does, then let the output be recorded, once."""
-        result = self._work.wait(*args, **kwargs)
-        finished, self._finished = self._finished, None
-        if finished is not None:
-            finished()
-        return result
+    def install(self, patches: Patches) -> None:
+        """Watch every handle's ``wait``."""
+        expected, original = self._expected, dist.Work.wait
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
+        @functools.wraps(original)
+        def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            finished = expected.pop(self, None) if expected else None
+            if finished is not None:
+                finished()
+            return result
+
+        patches.attribute(dist.Work, "wait", wait)
+
+    @guard("collective: handle")
+    def expect(self, work: Any, finished: Callable[[], None]) -> None:
+        """Call ``finished`` once the program has waited for the handle; it is held weakly."""
+        self._expected[work] = finished
+
+    def settle(self) -> None:
+        """See to handles that are done though nothing in Python waited for them."""
+        for work, finished in list(self._expected.items()):
+            if work.is_completed():
+                self._expected.pop(work, None)
+                finished()
 
 
 def _is_torchs(frame: FrameType) -> bool:

@@ -85,6 +85,18 @@ def test_an_asynchronous_reduction_is_recorded_when_it_was_waited_for() -> None:
     assert [name for name, *_ in reduced(sink)] == ["weight"]
 
 
+def test_a_handle_is_torchs_own_which_its_compiled_code_takes_and_may_wait_for() -> None:
+    with recording() as sink:
+        model = after_backward(bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        work = dist.all_reduce(model.weight.grad, async_op=True)
+        assert type(work) is dist.Work
+        work.get_future().wait()
+        optimizer.step()
+    assert [name for name, *_ in reduced(sink)] == ["weight"]
+    assert not hasattr(dist.Work.wait, "__wrapped__")
+
+
 def test_coalesced_reductions_are_recorded_when_the_manager_ends() -> None:
     with recording() as sink:
         model = after_backward()
