@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from tensortrace.diff.catalog import Slot, StepView
 from tensortrace.diff.causes.case import Case, Proposal, told
 from tensortrace.diff.rows import Row, duplicated_across_ranks, read_batch
 from tensortrace.tracer.types import Kind
@@ -59,3 +61,23 @@ def different_targets(case: Case) -> Sequence[Proposal]:
         f"instead of {int(loaded.a[first])}{where}"
     )
     return (told("input.different", text, len(wrong), "targets"),)
+
+
+def padding_counted(case: Case) -> Sequence[Proposal]:
+    """Propose that every target counts as valid, those that the reference leaves out included."""
+    slot = case.origin.node.slot
+    if slot.kind != Kind.LOSS or slot.slot not in ("sum", "count"):
+        return ()
+    (valid_a, all_a), (valid_b, all_b) = (_counts(view, slot) for view in (case.pair.a, case.pair.b))
+    if valid_b != all_b or not valid_a < min(valid_b, all_a):
+        return ()
+    left_out = valid_b - valid_a
+    text = f"all {all_b} targets of {slot.name} count in b; the reference leaves {left_out} out"
+    return (told("mask.padding_leak", text, left_out, "targets that are padding", simplicity=-1),)
+
+
+def _counts(view: StepView, slot: Slot) -> tuple[int, int]:
+    """Return how many targets of a loss are valid, and how many there are."""
+    valid = view.items.get(slot._replace(slot="count"), ())
+    targets = view.items.get(slot._replace(slot="target"), ())
+    return sum(int(i.read()) for i in valid), sum(math.prod(i.entry.local_shape) for i in targets)

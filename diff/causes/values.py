@@ -13,7 +13,7 @@ from tensortrace.diff.plan.comparison import replica
 from tensortrace.tracer.types import INIT_STEP, Kind
 
 _TENSORS = frozenset(Kind) - {Kind.INPUT, Kind.SCHEDULE, Kind.LOSS, Kind.OPTIMIZER_STATE}
-_SHARPER = {"bfloat16": 16, "float16": 13}
+SHARPER = {"bfloat16": 16, "float16": 13}
 """Bits of a float32 mantissa that a dtype leaves out."""
 
 
@@ -94,19 +94,20 @@ def rounded(case: Case) -> Sequence[Proposal]:
         return ()
     a, b = found
     proposals = []
-    for dtype, bits in _SHARPER.items():
-        if not np.array_equal(_round(b, dtype), b) or np.array_equal(_round(a, dtype), a):
+    for dtype, bits in SHARPER.items():
+        if not np.array_equal(rounded_to(b, dtype), b) or np.array_equal(rounded_to(a, dtype), a):
             continue
         # a value near the middle of two neighbours may go either way in a correct run
         half = np.exp2(np.floor(np.log2(np.maximum(np.abs(a), 1e-300))) - 24 + bits)
         either = np.abs(b - a) <= half * (1 + 2.0**-6)
-        mistaken = np.where(either, b, _round(a, dtype))
+        mistaken = np.where(either, b, rounded_to(a, dtype))
         text = f"b holds no more than the precision of {dtype}, and is a rounded to it"
         proposals.append(Proposal("precision.rounded", text, [mistaken], [b], [a], 2.0 ** (bits - 23), dtype))
     return proposals  # what bfloat16 holds, float16 may hold too: only one of them fits a
 
 
-def _round(values: np.ndarray, dtype: str) -> np.ndarray:
+def rounded_to(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return values as the nearest of a 16-bit dtype, in float64."""
     single = values.astype(np.float32)
     if dtype == "float16":
         with np.errstate(over="ignore"):

@@ -1,0 +1,199 @@
+"""Right values in the wrong places: permuted, interleaved, transposed, shifted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.tracer.types import Kind
+
+_KINDS = frozenset(Kind) - {Kind.INPUT, Kind.SCHEDULE, Kind.LOSS}
+MOST_SLICES = 2048
+"""Slices of a dimension up to which each is looked for among all others: the work is their square."""
+
+MOST_HEADS = 128
+
+
+def permuted(case: Case) -> Sequence[Proposal]:
+    """Propose that slices along one dimension have changed places."""
+    found = _pair(case)
+    if found is None:
+        return ()
+    for dim in range(found[0].ndim):
+        left, right = (np.moveaxis(x, dim, 0) for x in found)
+        source = _sources(left, right)
+        if source is None:
+            continue
+        moved = np.flatnonzero(source != np.arange(len(source)))
+        code, how = _kind_of(source)
+        what = "rows" if dim == 0 else f"slices along dimension {dim}"
+        text = f"{what} of {case.origin.node.slot.name} are {how} in b: {_moves(moved, source[moved])}"
+        number, words = float(len(moved)), f"{what} that moved"
+        return (Proposal(code, text, [left[source]], [right], [left], number, words),)
+    return ()
+
+
+def _pair(case: Case) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return both tensors of an origin that has dimensions, None where there is nothing to arrange."""
+    loaded, slot = case.origin.assembled, case.origin.node.slot
+    if loaded is None or slot.kind not in _KINDS or slot.name == "(clip)" or not loaded.a.ndim:
+        return None
+    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
+    if len(set(loaded.lengths)) == 1 and loaded.lengths[0] > 1:  # rows that were put one after the other
+        a, b = (x.reshape(len(loaded.lengths), loaded.lengths[0], *x.shape[1:]) for x in (a, b))
+    return (a, b) if np.isfinite(a).all() and np.isfinite(b).all() else None
+
+
+def _sources(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+    """Return which slice of ``a`` each slice of ``b`` is most like; None where that is no other order.
+
+    Whether they are alike enough is for the test of the proposal to say.
+    """
+    count = len(a)
+    if not 2 <= count <= MOST_SLICES or a.size == 0:
+        return None
+    x, y = a.reshape(count, -1), b.reshape(count, -1)
+    apart = np.sum((x - y) ** 2, axis=1)
+    wrong = np.flatnonzero(apart > 1e-6 * np.sum(x**2, axis=1))
+    if len(wrong) < 2:
+        return None
+    x, y = x[wrong], y[wrong]
+    distances = np.sum(y**2, axis=1)[:, None] + np.sum(x**2, axis=1)[None, :] - 2 * (y @ x.T)
+    nearest = _one_to_one(distances)
+    if nearest is None:
+        return None
+    source = np.arange(count)
+    source[wrong] = wrong[nearest]
+    return source if (source != np.arange(count)).any() else None
+
+
+def _one_to_one(distances: np.ndarray) -> np.ndarray | None:
+    """Return the nearest column of each row, none taken twice; equal ones are given out in order."""
+    taken: set[int] = set()
+    found = []
+    slack = 1e-12 * float(np.max(np.abs(distances)))
+    for row in distances:
+        candidates = np.flatnonzero(row <= row.min() + slack)
+        free = next((int(c) for c in candidates if int(c) not in taken), None)
+        if free is None:
+            return None
+        taken.add(free)
+        found.append(free)
+    return np.array(found)
+
+
+def _kind_of(source: np.ndarray) -> tuple[str, str]:
+    """Return the code and the word for an order: interleaved, shifted around, or else permuted."""
+    count = len(source)
+    for ways in range(2, count // 2 + 1):
+        if count % ways:
+            continue
+        apart = np.arange(count).reshape(ways, -1).T.reshape(-1)
+        together = np.arange(count).reshape(-1, ways).T.reshape(-1)
+        if np.array_equal(source, apart):
+            return "layout.interleave", f"interleaved {ways} ways"
+        if np.array_equal(source, together):
+            return "layout.interleave", f"taken apart {count // ways} ways instead of interleaved"
+    shift = int(source[0])
+    halves = count == 2 * shift  # blocks that changed places rather than a shift
+    if shift and not halves and np.array_equal(source, np.roll(np.arange(count), -shift)):
+        by = -shift if shift <= count // 2 else count - shift
+        return "layout.shifted", f"shifted by {by:+d} around the end"
+    return "layout.permuted_blocks", "permuted"
+
+
+def _moves(rows: np.ndarray, source: np.ndarray) -> str:
+    """Tell runs of slices that moved together."""
+    breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(source) != 1)) + 1
+    runs = list(zip(np.split(rows, breaks), np.split(source, breaks), strict=True))
+    parts = [f"{_range(to)} hold a's {_range(origin)}" for to, origin in runs[:4]]
+    return "; ".join(parts) + ("; …" if len(runs) > 4 else "")
+
+
+def _range(numbers: np.ndarray) -> str:
+    return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+
+
+def transposed(case: Case) -> Sequence[Proposal]:
+    """Propose that two dimensions changed places, or that one was read in the order of another."""
+    found = _pair(case)
+    if found is None:
+        return ()
+    a, b = found
+    return [
+        Proposal("layout.transposed", f"{case.origin.node.slot.name}: {text}", [mistaken], [b], [a])
+        for mistaken, text in _transposes(a)
+        if mistaken.shape == b.shape
+    ]
+
+
+def _transposes(a: np.ndarray) -> Iterator[tuple[np.ndarray, str]]:
+    if a.ndim >= 2:
+        turned = np.swapaxes(a, -1, -2)
+        if a.shape[-1] == a.shape[-2]:
+            yield turned, "the last two dimensions have changed places in b"
+        else:
+            yield turned.reshape(a.shape), "b is a transposed and then read in a's shape"
+            back = a.reshape(*a.shape[:-2], a.shape[-1], a.shape[-2])
+            yield np.swapaxes(back, -1, -2).reshape(a.shape), "b is a read in its transposed shape"
+    if a.ndim < 3:
+        return
+    *_, positions, width = a.shape
+    for heads in range(2, min(width, MOST_HEADS) + 1):
+        if width % heads == 0:
+            parts = a.reshape(-1, positions, heads, width // heads)
+            unmerged = np.swapaxes(parts, 1, 2).reshape(a.shape)
+            yield unmerged, f"{heads} heads were flattened without moving them behind the positions"
+
+
+def shifted(case: Case) -> Sequence[Proposal]:
+    """Propose that everything moved along one dimension, and zeros or the edge moved in."""
+    found = _pair(case)
+    if found is None or case.origin.node.slot.kind == Kind.PARAM:
+        return ()
+    a, b = found
+    proposals = []
+    for dim in range(a.ndim):
+        left, right = np.moveaxis(a, dim, 0), np.moveaxis(b, dim, 0)
+        for by in (n for n in (1, -1, 2, -2) if abs(n) * 2 < len(left)):
+            for mistaken, edge in _moved(left, by):
+                name = case.origin.node.slot.name
+                text = f"{name} is shifted by {by:+d} along dimension {dim}, {edge} moved in"
+                proposals.append(
+                    Proposal("layout.shifted", text, [mistaken], [right], [left], float(by), "places")
+                )
+    return proposals
+
+
+def _moved(a: np.ndarray, by: int) -> Iterator[tuple[np.ndarray, str]]:
+    kept = a[:-by] if by > 0 else a[-by:]
+    for edge, words in ((np.zeros_like(a[:1]), "zeros"), (a[:1] if by > 0 else a[-1:], "the edge")):
+        filled = [edge] * abs(by)
+        yield np.concatenate([*filled, kept] if by > 0 else [kept, *filled]), words
+
+
+def positions(case: Case) -> Sequence[Proposal]:
+    """Propose that position numbers start elsewhere, for all positions or for each rank's part of them."""
+    loaded, slot = case.origin.assembled, case.origin.node.slot
+    if loaded is None or slot.kind != Kind.ACTIVATION or not slot.slot.startswith("in.") or not loaded.exact:
+        return ()
+    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
+    if a.size < 2 or not _counts_up(a):
+        return ()
+    apart = (b - a).reshape(-1, a.shape[-1])[0]
+    starts = np.flatnonzero(np.diff(apart)) + 1
+    if not apart.any() or 4 * (len(starts) + 1) > len(apart) + 4:
+        return ()  # as many shifts as positions explain anything
+    runs = [f"{_range(run)} by {apart[run[0]]:+g}" for run in np.split(np.arange(len(apart)), starts)]
+    text = f"the positions given to {slot.name} are shifted: {'; '.join(runs[:6])}"
+    number = float(apart[np.argmax(np.abs(apart))])
+    return (
+        Proposal("position.shifted", text, [a + apart], [b], [a], number, "positions", simplicity=-1),
+    )  # fmt: skip
+
+
+def _counts_up(a: np.ndarray) -> bool:
+    """Tell whether the last dimension counts positions."""
+    return a.shape[-1] > 1 and bool(np.all(np.diff(a, axis=-1) == 1))

@@ -1,0 +1,136 @@
+"""Right values of something else: of another moment, another parameter, an earlier step; another decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tensortrace.diff.catalog import Item, Part, Slot, StepView
+from tensortrace.diff.causes.case import Case, Proposal, told
+from tensortrace.diff.compare import EPS
+from tensortrace.diff.plan.comparison import replica
+from tensortrace.diff.plan.updates import update_inputs
+from tensortrace.diff.update import UpdateInputs, predict_param, predict_state
+from tensortrace.tracer.types import INIT_STEP, Kind
+
+_STALE = frozenset(Kind) - {Kind.INPUT, Kind.SCHEDULE, Kind.LOSS, Kind.PARAM, Kind.OPTIMIZER_STATE}
+_DECOUPLED = {"AdamW": "Adam", "Adam": "AdamW"}
+
+
+def swapped_state(case: Case) -> Sequence[Proposal]:
+    """Propose that a moment is another moment of its parameter, or the moment of another parameter."""
+    slot, loaded = case.origin.node.slot, case.origin.assembled
+    if slot.kind != Kind.OPTIMIZER_STATE or loaded is None or not loaded.a.ndim or not loaded.b.any():
+        return ()
+    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
+    proposals = []
+    for other, items in case.pair.a.find(Kind.OPTIMIZER_STATE):
+        item = replica(items)
+        if other == slot or item.entry.local_shape != loaded.shape:
+            continue
+        if other.name != slot.name and other.slot != slot.slot:
+            continue
+        what = f"{other.slot} of {other.name}"
+        text = f"{slot.slot} of {slot.name} is the reference's {what}"
+        value = item.read().astype(np.float64)
+        proposals.append(Proposal("optimizer.swapped_state", text, [value], [b], [a], None, what))
+    return proposals
+
+
+def weight_decay_mode(case: Case) -> Sequence[Proposal]:
+    """Propose that weight decay is added to the gradient where it should shrink the weight, or the reverse."""
+    slot = case.origin.node.slot
+    if slot.kind == Kind.SCHEDULE and slot.slot == "decoupled_weight_decay" and case.arrays:
+        a, b = case.arrays[0]
+        words = {0.0: "added to the gradient (Adam)", 1.0: "taken off the weight (AdamW)"}
+        text = f"weight decay is {words.get(float(b), float(b))}, in the reference {words.get(float(a), float(a))}"
+        return (Proposal("optimizer.weight_decay_mode", text, [b], [b], [a], float(b), slot.slot),)
+    if slot.kind not in (Kind.OPTIMIZER_STATE, Kind.PARAM) or case.origin.node.step == INIT_STEP:
+        return ()
+    kept = [found for o in case.siblings if (found := _with_other_decay(o.node.slot, case)) is not None]
+    if not kept or len(kept) != len(case.siblings):
+        return ()
+    mistaken, actual, reference = (list(side) for side in zip(*kept, strict=True))
+    text = (
+        f"{slot.slot} of {len(kept)} parameters is what the update gives with the other way to decay weights"
+    )
+    floor = 64 * EPS["float32"]
+    return (
+        Proposal(
+            "optimizer.weight_decay_mode", text, mistaken, actual, reference, None,
+            "decay in the gradient for decay of the weight, or the reverse", floor=floor,
+        ),
+    )  # fmt: skip
+
+
+def _with_other_decay(slot: Slot, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return (what b's inputs give under the other way, b's value, a's); None where that is not known."""
+    inputs = update_inputs(slot.name, case.pair.b, case.pair.before_b)
+    mine, theirs = case.pair.b.items.get(slot), case.pair.a.items.get(slot)
+    if inputs is None or not mine or not theirs or not inputs.hypers.get("weight_decay"):
+        return None
+    expected = _predicted(_decaying_otherwise(inputs), slot)
+    return None if expected is None else (expected, replica(mine).read(), replica(theirs).read())
+
+
+def _decaying_otherwise(inputs: UpdateInputs) -> UpdateInputs:
+    if inputs.optimizer in _DECOUPLED:
+        decoupled = bool(inputs.hypers.get("decoupled_weight_decay")) or inputs.optimizer == "AdamW"
+        hypers = {k: v for k, v in inputs.hypers.items() if k != "decoupled_weight_decay"}
+        return replace(inputs, optimizer="Adam" if decoupled else "AdamW", hypers=hypers)
+    return inputs
+
+
+def _predicted(inputs: UpdateInputs, slot: Slot) -> np.ndarray | None:
+    return predict_param(inputs) if slot.kind == Kind.PARAM else predict_state(inputs, slot.slot)
+
+
+def stale(case: Case) -> Sequence[Proposal]:
+    """Propose that b holds, bit by bit, what it held at an earlier microbatch or step, where a moved on."""
+    slot, step = case.origin.node.slot, case.origin.node.step
+    if slot.kind not in _STALE or case.origin.assembled is None or step == INIT_STEP:
+        return ()
+    now_b = _digests(case.pair.b, slot, case.origin.node.microbatch)
+    now_a = _digests(case.pair.a, slot, case.origin.node.microbatch)
+    if not now_b or not case.origin.assembled.b.any():
+        return ()
+    for words, then_a, then_b in _earlier(case, slot):
+        same = [key for key, digest in now_b.items() if then_b.get(key[0], {}).get(key[1]) == digest]
+        moved = any(then_a.get(k[0], {}).get(k[1]) not in (None, d) for k, d in now_a.items())
+        if len(same) == len(now_b) and moved:
+            text = f"{slot.kind} {slot.name} {slot.slot} of b is, bit by bit, what it was {words}"
+            return (told("value.stale", text, len(same), "parts that did not change"),)
+    return ()
+
+
+_ByPart = Mapping[int, Mapping[int | None, str]]
+
+
+def _earlier(case: Case, slot: Slot) -> Iterator[tuple[str, _ByPart, _ByPart]]:
+    """Yield (when, a's digests, b's) of earlier steps, the latest first."""
+    step = case.origin.node.step
+    before = [views for views in case.views() if views[0].step < step]
+    for view_a, view_b in reversed(before):
+        yield f"in step {view_a.step}", _nested(view_a, slot), _nested(view_b, slot)
+
+
+def _digests(view: StepView, slot: Slot, microbatch: int | None) -> dict[tuple[int, int | None], str]:
+    return {
+        (item.cell, _number(item)): item.entry.digest
+        for item in view.items.get(slot, ())
+        if microbatch is None or item.part is None or item.part.number == microbatch
+    }
+
+
+def _nested(view: StepView, slot: Slot) -> _ByPart:
+    found: dict[int, dict[int | None, str]] = {}
+    for item in view.items.get(slot, ()):
+        found.setdefault(item.cell, {})[_number(item)] = item.entry.digest
+    return found
+
+
+def _number(item: Item) -> int | None:
+    part: Part | None = item.part
+    return part.number if part else item.entry.microbatch

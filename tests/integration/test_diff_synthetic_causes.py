@@ -1,0 +1,207 @@
+"""Each mistake made in a simulated program is given its name, and undoing it is what names it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensortrace.tracer.types import Kind
+from tests.integration.judged import Judge, codes, place, tampering
+from tests.simulated import HIDDEN, NAMES, VOCABULARY, WIDTH, Arrays, At, Program
+
+
+class Even(Program):
+    """A program whose documents are all of one length."""
+
+    def documents(self, step: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(step)
+        return [rng.integers(1, VOCABULARY, size=6) for _ in range(self.setup.rows)]
+
+
+def arranged(order: list[int]) -> type[Program]:
+    """Return a program whose hidden layer puts its features out in another order."""
+    return tampering(Kind.ACTIVATION, "hidden", "out", lambda v: v[..., order], step=0)
+
+
+@pytest.mark.parametrize("layout", [{}, {"ranks": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("order", "code", "number"),
+    [
+        ([4, 5, 6, 7, 0, 1, 2, 3, 8, 9, 10, 11], "layout.permuted_blocks", 8),
+        ([0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11], "layout.interleave", 10),
+        ([0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11], "layout.interleave", 10),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0], "layout.shifted", 12),
+    ],
+    ids=["blocks", "interleaved", "taken apart", "rolled"],
+)
+def test_features_in_another_order(
+    judge: Judge, order: list[int], code: str, number: int, layout: dict[str, int]
+) -> None:
+    result = judge(Program(), arranged(order)(**layout))
+    assert place(result)[2:] == ("activation", "hidden", "out")
+    assert codes(result)[0] == code
+    assert result.causes[0].number == number
+
+
+def test_heads_flattened_before_they_are_moved_behind_the_positions(judge: Judge) -> None:
+    class Unmerged(Even):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            if (at.step, at.kind, at.name, at.slot) != (0, Kind.ACTIVATION, "hidden", "out"):
+                return value
+            rows, positions, _ = value.shape
+            return value.reshape(rows, positions, 3, 4).swapaxes(1, 2).reshape(value.shape)
+
+    result = judge(Even(), Unmerged())
+    assert codes(result) == ["layout.transposed"]
+    assert "3 heads" in result.causes[0].text
+
+
+def test_a_gradient_read_in_its_transposed_shape(judge: Judge) -> None:
+    def turned(value: np.ndarray) -> np.ndarray:
+        return value.T.reshape(HIDDEN, WIDTH)
+
+    result = judge(Program(), tampering(Kind.LOCAL_GRAD, "hidden.weight", "grad", turned, step=0)())
+    assert codes(result) == ["layout.transposed"]
+
+
+def test_values_shifted_by_one_with_zeros_moved_in(judge: Judge) -> None:
+    def shifted(value: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros_like(value[..., :1]), value[..., :-1]], axis=-1)
+
+    result = judge(Program(), tampering(Kind.ACTIVATION, "act", "out", shifted, step=1)())
+    assert codes(result) == ["layout.shifted"]
+    assert result.causes[0].number == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_bias_added_twice(judge: Judge, ranks: int) -> None:
+    class Twice(Program):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "hidden", "out"):
+                return value + self.params[at.rank]["hidden.bias"]
+            return value
+
+    result = judge(Program(), Twice(ranks=ranks))
+    assert place(result)[2:] == ("activation", "hidden", "out")
+    assert codes(result) == ["bias.duplicated"]
+    assert result.causes[0].number == 2
+    assert (result.causes[0].equals is not None) == (ranks == 2)
+
+
+def test_a_bias_left_out(judge: Judge) -> None:
+    class Without(Program):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "head", "out"):
+                return value - self.params[at.rank]["head.bias"]
+            return value
+
+    result = judge(Program(), Without())
+    assert codes(result) == ["bias.missing"]
+
+
+class Grouped(Program):
+    """Averages gradients over pairs of ranks instead of all four."""
+
+    groups_of_ranks = ((0, 1), (2, 3))
+
+    def _reduce(self, step: int) -> None:
+        whole = [dict(grads) for grads in self.grads]
+        for group in self.groups_of_ranks:
+            for name in NAMES:
+                total = sum(whole[rank][name] for rank in group) / np.float32(len(group))
+                for rank in group:
+                    at = At(step, rank, self.setup.accumulate - 1, Kind.REDUCED_GRAD, name, "grad")
+                    self.grads[rank][name] = self._put(at, total, shard="replicate")
+
+
+@pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 2), (1, 3))], ids=["neighbours", "strided"])
+def test_gradients_reduced_over_half_of_the_ranks(judge: Judge, groups: tuple[tuple[int, int], ...]) -> None:
+    class Mine(Grouped):
+        groups_of_ranks = groups
+
+    result = judge(Program(), Mine(ranks=4))
+    assert place(result)[2] == "reduced_grad"
+    assert codes(result)[0] == "reduction.wrong_group"
+    assert result.causes[0].number == 2
+    assert str(groups[0]) in result.causes[0].text
+
+
+def test_gradients_rounded_for_the_reduction(judge: Judge) -> None:
+    class Rounded(Program):
+        def _reduce(self, step: int) -> None:
+            for name in NAMES:
+                halves = [(g[name] / 2).astype(np.float16) for g in self.grads]
+                total = (halves[0] + halves[1]).astype(np.float32)
+                for rank, grads in enumerate(self.grads):
+                    at = At(step, rank, self.setup.accumulate - 1, Kind.REDUCED_GRAD, name, "grad")
+                    grads[name] = self._put(at, total, shard="replicate")
+
+    result = judge(Program(), Rounded(ranks=2))
+    assert place(result)[2] == "reduced_grad"
+    assert "precision.reduce_dtype" in codes(result)
+    assert next(c for c in result.causes if c.code == "precision.reduce_dtype").equals == "float16"
+
+
+def test_moments_of_each_other(judge: Judge) -> None:
+    class Positive(Program):
+        def initial_state(self, rank: int) -> dict[str, Arrays]:
+            state = super().initial_state(rank)
+            return {n: own | {"exp_avg": np.abs(own["exp_avg"])} for n, own in state.items()}
+
+    class Swapped(Positive):
+        def initial_state(self, rank: int) -> dict[str, Arrays]:
+            state = super().initial_state(rank)
+            own = state["hidden.weight"]
+            swapped = own | {"exp_avg": own["exp_avg_sq"], "exp_avg_sq": own["exp_avg"]}
+            return state | {"hidden.weight": swapped}
+
+    result = judge(Positive(resumed=True), Swapped(resumed=True))
+    assert place(result)[:3] == ("init", None, "optimizer_state")
+    assert codes(result) == ["optimizer.swapped_state"]
+
+
+@pytest.mark.parametrize(("mine", "other"), [("AdamW", "Adam"), ("Adam", "AdamW")])
+def test_weight_decay_of_the_other_kind(judge: Judge, mine: str, other: str) -> None:
+    class Other(Program):
+        """Calls itself what the reference is, and decays weights the other way."""
+
+        def _update_one(self, rank: int, name: str, gradient: np.ndarray, hypers: dict[str, float]) -> None:
+            decay, rate = hypers["weight_decay"], hypers["lr"]
+            param = self.params[rank][name]
+            plain = hypers | {"weight_decay": 0.0}
+            if other == "Adam":
+                super()._update_one(rank, name, gradient + np.float32(decay) * param, plain)
+            else:
+                self.params[rank][name] = param * np.float32(1 - rate * decay)
+                super()._update_one(rank, name, gradient, plain)
+
+    class Mine(Program):
+        def _update_one(self, rank: int, name: str, gradient: np.ndarray, hypers: dict[str, float]) -> None:
+            decay = hypers["weight_decay"]
+            if mine == "Adam":
+                gradient = gradient + np.float32(decay) * self.params[rank][name]
+                hypers = hypers | {"weight_decay": 0.0}
+            super()._update_one(rank, name, gradient, hypers)
+
+    settings = {"optimizer": mine, "weight_decay": 0.1}
+    result = judge(Mine(**settings), Other(**settings))
+    assert place(result)[2] in ("optimizer_state", "param")
+    assert codes(result)[0] == "optimizer.weight_decay_mode"
+
+
+def test_an_activation_of_the_step_before(judge: Judge) -> None:
+    class Stale(Even):
+        old: np.ndarray
+
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            if (at.kind, at.name, at.slot) != (Kind.ACTIVATION, "act", "out"):
+                return value
+            if at.step == 1:
+                return self.old
+            self.old = value
+            return value
+
+    result = judge(Even(), Stale())
+    assert place(result) == (1, 0, "activation", "act", "out")
+    assert codes(result) == ["value.stale"]
+    assert "in step 0" in result.causes[0].text
