@@ -7,6 +7,7 @@ from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causes import (
     arrangement,
     between,
+    bias,
     boundary,
     clip,
     coupled,
@@ -14,7 +15,6 @@ from tensortrace.diff.causes import (
     init,
     inputs,
     mixups,
-    modules,
     optimizer,
     recompute,
     reduction,
@@ -43,8 +43,7 @@ DETECTORS: tuple[Detector, ...] = (
     arrangement.transposed,
     arrangement.shifted,
     arrangement.positions,
-    modules.dropout,
-    modules.duplicated_bias,
+    bias.duplicated,
     optimizer.lost_moment,
     optimizer.param_frozen,
     optimizer.step_counter,
@@ -97,7 +96,8 @@ def name_causes(
             cause = settle(case, proposal)
             if cause is not None:
                 accepted.append((proposal.simplicity, number, cause))
-    return tuple(cause for *_, cause in sorted(accepted, key=lambda e: e[:2]))
+    best = (cause for *_, cause in sorted(accepted, key=lambda e: e[:2]))
+    return tuple({(cause.code, cause.text): cause for cause in best}.values())
 
 
 def _beside(outcome: Outcome, origin: Outcome) -> bool:

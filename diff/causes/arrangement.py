@@ -28,11 +28,15 @@ def permuted(case: Case) -> Sequence[Proposal]:
             continue
         moved = np.flatnonzero(source != np.arange(len(source)))
         code, how = _kind_of(source)
-        what = "rows" if dim == 0 else f"slices along dimension {dim}"
+        what = "rows" if dim == 0 else f"slices along {_called(dim, found[0].ndim)}"
         text = f"{what} of {case.origin.node.slot.name} are {how} in b: {_moves(moved, source[moved])}"
         number, words = float(len(moved)), f"{what} that moved"
         return (Proposal(code, text, [left[source]], [right], [left], number, words),)
     return ()
+
+
+def _called(dim: int, ndim: int) -> str:
+    return "the last dimension" if dim == ndim - 1 else f"dimension {dim}"
 
 
 def _pair(case: Case) -> tuple[np.ndarray, np.ndarray] | None:
@@ -160,7 +164,7 @@ def shifted(case: Case) -> Sequence[Proposal]:
         for by in (n for n in (1, -1, 2, -2) if abs(n) * 2 < len(left)):
             for mistaken, edge in _moved(left, by):
                 name = case.origin.node.slot.name
-                text = f"{name} is shifted by {by:+d} along dimension {dim}, {edge} moved in"
+                text = f"{name} is shifted by {by:+d} along {_called(dim, a.ndim)}, {edge} moved in"
                 proposals.append(
                     Proposal("layout.shifted", text, [mistaken], [right], [left], float(by), "places")
                 )

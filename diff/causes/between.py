@@ -71,7 +71,7 @@ def _splits(cells: Sequence[int]) -> Iterator[tuple[tuple[_Group, ...], str]]:
         strided = tuple(tuple(cells[i :: count // size]) for i in range(count // size))
         yield neighbours, f"groups of {size} neighbouring ranks"
         if strided != neighbours:
-            yield strided, f"groups of {size} ranks, every {count // size}th"
+            yield strided, f"groups of {size} ranks, {count // size} apart"
 
 
 def _factor(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:

@@ -1,4 +1,4 @@
-"""Other random numbers: a dropout that drew another mask, and whether its generator stood elsewhere."""
+"""Modules that draw: another mask, the same one on all ranks, or none since the mode is another."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tensortrace.diff.assemble import Assembled, NotComparable, by_rows
+from tensortrace.diff.catalog import Item
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.plan.comparison import Comparison
 from tensortrace.tracer.types import Kind
@@ -14,22 +16,27 @@ _ROUND_OFF = 2.0**-20
 
 
 def other_mask(case: Case) -> Sequence[Proposal]:
-    """Propose that a dropout was given the same and dropped other elements."""
+    """Propose that a dropout was given the same and dropped other elements, or that it is off or on."""
     entry, loaded = case.origin.comparison, case.origin.assembled
     if not isinstance(entry, Comparison) or loaded is None or entry.slot.kind != Kind.ACTIVATION:
         return ()
     metas = [item.entry.meta for item in (*entry.items_a, *entry.items_b)]
     if not all("dropout" in (meta.module or "").lower() for meta in metas):
         return ()
+    given = _given(case)
     a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
+    if not np.isfinite(a).all() or not np.isfinite(b).all() or entry.slot.slot.startswith("in"):
+        return ()
+    modes = [{item.entry.meta.training for item in items} for items in (entry.items_a, entry.items_b)]
+    what = f"{metas[-1].module} {entry.slot.name}"
     other = (a == 0) != (b == 0)
+    if modes[0] != modes[1] and given is not None and given.b.shape == b.shape:
+        return (_other_mode(what, given.b.astype(np.float64), a, b, training=modes[1] == {True}),)
     if not other.any():
         return ()
     mistaken = np.where(other, b, a)  # what both let through is the same
     count = int(other.sum())
-    what = f"{metas[-1].module} {entry.slot.name}"
-    elsewhere, told = _generators(case)
-    code = "rng.differs" if elsewhere else "dropout.mask"
+    code, told = _generator(case, entry)
     text = f"{what} drops other elements: {count} of {b.size} are kept in one run only; {told}"
     return (
         Proposal(
@@ -37,6 +44,56 @@ def other_mask(case: Case) -> Sequence[Proposal]:
             simplicity=-1, floor=_ROUND_OFF,
         ),
     )  # fmt: skip
+
+
+def _other_mode(what: str, given: np.ndarray, a: np.ndarray, b: np.ndarray, *, training: bool) -> Proposal:
+    """Propose the other mode: a dropout that is off passes on what it is given, else masks and scales it."""
+    mistaken = given
+    if training:
+        kept = (b != 0) & (given != 0)
+        size = float(np.vdot(given[kept], given[kept]))
+        factor = float(np.vdot(given[kept], b[kept])) / size if size else 1.0
+        mistaken = np.where(b != 0, given * factor, 0.0)
+    modes = ("evaluation", "training")
+    text = f"{what} is in {modes[training]} mode in b, in {modes[not training]} mode in a"
+    words = "the mode of the module"
+    return Proposal(
+        "mode.training", text, [mistaken], [b], [a], float(training), words, simplicity=-2, floor=_ROUND_OFF
+    )
+
+
+def _given(case: Case) -> Assembled | None:
+    """Return what the origin's module call was given, in the same order; None where that was not recorded."""
+    node = case.origin.node
+    wanted = node.slot._replace(slot="in.0")
+    sides = [
+        [
+            item
+            for item in view.items.get(wanted, ())
+            if item.part and (node.microbatch is None or item.part.number == node.microbatch)
+        ]
+        for view in (case.pair.a, case.pair.b)
+    ]
+    try:
+        return by_rows(sides[0], sides[1], case.pair.pairing) if all(sides) else None
+    except NotComparable:
+        return None
+
+
+def _generator(case: Case, entry: Comparison) -> tuple[str, str]:
+    """Return the code and the words for where the mask came from."""
+    masks, others = _masks(entry.items_b), _masks(entry.items_a)
+    alike = len(masks) > 1 and len(set(masks.values())) == 1
+    if alike and (len(others) < 2 or len(set(others.values())) > 1):
+        return "rng.same_on_all_ranks", f"all {len(masks)} ranks of b draw the same mask"
+    elsewhere, told = _generators(case)
+    return ("rng.differs" if elsewhere else "dropout.mask"), told
+
+
+def _masks(items: Sequence[Item]) -> dict[int, bytes]:
+    """Return which elements each data cell kept in its first pass."""
+    first = (item for item in items if not item.part or item.part.number == 0)
+    return {item.cell: np.packbits(item.read().reshape(-1) != 0).tobytes() for item in first}
 
 
 def _generators(case: Case) -> tuple[bool, str]:

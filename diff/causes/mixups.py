@@ -40,12 +40,12 @@ def swapped_state(case: Case) -> Sequence[Proposal]:
 
 
 def weight_decay_mode(case: Case) -> Sequence[Proposal]:
-    """Propose that weight decay is added to the gradient where it should shrink the weight, or the reverse."""
+    """Propose that decay is added to the gradient where it should shrink the weight, or the reverse."""
     slot = case.origin.node.slot
     if slot.kind == Kind.SCHEDULE and slot.slot == "decoupled_weight_decay" and case.arrays:
         a, b = case.arrays[0]
-        words = {0.0: "added to the gradient (Adam)", 1.0: "taken off the weight (AdamW)"}
-        text = f"weight decay is {words.get(float(b), float(b))}, in the reference {words.get(float(a), float(a))}"
+        words = [("added to the gradient", "taken off the weight")[bool(x)] for x in (b, a)]
+        text = f"weight decay is {words[0]} in b, {words[1]} in a"
         return (Proposal("optimizer.weight_decay_mode", text, [b], [b], [a], float(b), slot.slot),)
     if slot.kind not in (Kind.OPTIMIZER_STATE, Kind.PARAM) or case.origin.node.step == INIT_STEP:
         return ()
@@ -53,9 +53,7 @@ def weight_decay_mode(case: Case) -> Sequence[Proposal]:
     if not kept or len(kept) != len(case.siblings):
         return ()
     mistaken, actual, reference = (list(side) for side in zip(*kept, strict=True))
-    text = (
-        f"{slot.slot} of {len(kept)} parameters is what the update gives with the other way to decay weights"
-    )
+    text = f"{slot.slot} of {len(kept)} parameters is what the other way to decay weights gives"
     floor = 64 * EPS["float32"]
     return (
         Proposal(

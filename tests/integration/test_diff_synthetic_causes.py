@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tensortrace.tracer.types import Kind
-from tests.integration.judged import Judge, codes, place, tampering
+from tensortrace.tracer.types import Kind, Meta
+from tests.integration.judged import Judge, assert_equivalent, codes, place, tampering
 from tests.simulated import HIDDEN, NAMES, VOCABULARY, WIDTH, Arrays, At, Program
 
 
@@ -138,8 +140,8 @@ def test_gradients_rounded_for_the_reduction(judge: Judge) -> None:
 
     result = judge(Program(), Rounded(ranks=2))
     assert place(result)[2] == "reduced_grad"
-    assert "precision.reduce_dtype" in codes(result)
-    assert next(c for c in result.causes if c.code == "precision.reduce_dtype").equals == "float16"
+    assert codes(result) == ["precision.reduce_dtype"]
+    assert result.causes[0].equals == "float16"
 
 
 def test_moments_of_each_other(judge: Judge) -> None:
@@ -205,3 +207,76 @@ def test_an_activation_of_the_step_before(judge: Judge) -> None:
     assert place(result) == (1, 0, "activation", "act", "out")
     assert codes(result) == ["value.stale"]
     assert "in step 0" in result.causes[0].text
+
+
+class Dropping(Program):
+    """Has a dropout in the place of tanh, whose mask depends on the rank, if it is on."""
+
+    on, alike = True, False
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "act", "in.0"):
+            self.given = value
+        if (at.kind, at.name, at.slot) != (Kind.ACTIVATION, "act", "out"):
+            return value
+        if not self.on:
+            return self.given
+        kept = np.random.default_rng((0 if self.alike else at.rank, at.step)).random(value.shape) < 0.75
+        return (self.given * kept / np.float32(0.75)).astype(np.float32)
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        of_dropout = at.name == "act" and at.kind is Kind.ACTIVATION
+        meta = Meta(module="Dropout", training=self.on)
+        return super()._put(at, value, **fields | ({"meta": meta} if of_dropout else {}))
+
+
+class DroppingEven(Dropping, Even):
+    """The same, on rows of one length."""
+
+
+def test_the_same_mask_on_all_ranks(judge: Judge) -> None:
+    class Alike(DroppingEven):
+        alike = True
+
+    result = judge(DroppingEven(ranks=2), Alike(ranks=2))
+    assert place(result) == (0, 0, "activation", "act", "out")
+    assert codes(result)[0] == "rng.same_on_all_ranks"
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_dropout_that_only_one_run_has_in_training_mode(judge: Judge, on: bool) -> None:
+    class Other(Dropping):
+        pass
+
+    class Reference(Dropping):
+        pass
+
+    Other.on, Reference.on = on, not on
+    result = judge(Reference(), Other(ranks=2))
+    assert place(result) == (0, 0, "activation", "act", "out")
+    assert codes(result)[0] == "mode.training"
+    assert result.causes[0].number == on
+
+
+def test_padding_that_counts_as_tokens(judge: Judge) -> None:
+    class Padded(Program):
+        """Pads targets with a token, which the reference ignores; ``counted`` says whether b does."""
+
+        counted = False
+
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            if at.kind is Kind.LOSS and at.slot == "target" and self.counted:
+                self.valid = value.size
+            if at.kind is Kind.LOSS and at.slot == "count" and self.counted:
+                return np.int64(self.valid)
+            return value
+
+    class Counting(Padded):
+        counted = True
+
+    assert_equivalent(judge(Padded(), Padded(ranks=2)))
+    result = judge(Padded(), Counting())
+    assert place(result)[2:] == ("loss", "cross_entropy", "count")
+    assert codes(result)[0] == "mask.padding_leak"
+    padding = sum(9 - len(d) + 1 for d in Program().documents(0))
+    assert result.causes[0].number <= padding
