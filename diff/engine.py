@@ -184,6 +184,11 @@ def _plan_step(pair_: StepPair, plan: StepPlan) -> None:
     plan.notes += [*pair_.batch_a.notes, *pair_.batch_b.notes]
     if pair_.pairing.by_order:
         plan.notes.append("some rows did not match by content and were paired by order")
+    if pair_.overflowed:
+        plan.notes.append(
+            f"step {plan.step}: gradients overflowed under the loss scale and both runs skipped the update: "
+            "only what is finite in both is compared"
+        )
     plan_passes(pair_, plan)
     plan_rows(pair_, plan)
     plan_gradients(pair_, plan)

@@ -14,6 +14,7 @@ from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.compare import EPS, is_exact, measure_blocks, summed_error
 from tensortrace.diff.logical import Unplaceable, no_layout
+from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps
 from tensortrace.diff.replicas import odd_members, odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
@@ -122,11 +123,17 @@ class Execution:
         if entry.same_bytes and entry.slot.kind in _BYTES_SUFFICE:
             self._note_equal(node, entry)
             return
+        overflowed = entry.slot.kind in OF_GRADIENTS and pair.overflowed
         try:
             loaded = entry.load()
-            self._compare(node, entry, loaded, pair, eps)
+            self._compare(node, entry, where_finite(loaded) if overflowed else loaded, pair, eps)
         except (NotComparable, Unplaceable) as reason:
-            self.not_comparable.append((node, str(reason)))
+            if overflowed:
+                text = f"overflowed under the loss scale in a step that both runs skipped: {reason}"
+                gap = OneSided("both", entry.slot, entry.microbatch, entry.items_b, text, counts=False)
+                self.gaps.append((node, gap))
+            else:
+                self.not_comparable.append((node, str(reason)))
             self._pass_on(node)
 
     def _pass_on(self, node: Node) -> None:
@@ -166,16 +173,20 @@ class Execution:
         if loaded.a.shape != loaded.b.shape:
             shapes = f"{list(loaded.a.shape)} in a, {list(loaded.b.shape)} in b"
             raise NotComparable(f"global shapes differ: {shapes}")
-        eps = self._eps(entry, run_eps)
+        eps = self._eps(node, entry, run_eps)
         metrics = measure_blocks(loaded.shape, loaded.blocks(), eps=eps or EPS["float64"])
         if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
             same = all(np.array_equal(a, b) for a, b in loaded.blocks())
             metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
-        terms = self._terms(node, entry, loaded.shape, pair)
+        terms = max(self._terms(node, entry, loaded.shape, pair), entry.terms)
         peak = 0.0 if metrics.equal else measure_peak(loaded.blocks(), metrics, terms)
         measured = Measured(metrics, peak, terms)
         self._count(node, equal=metrics.equal)
-        self._remember(node, measured, loaded, lookup=loaded.exact)
+        known = measured
+        if entry.terms and metrics.norm_a and not metrics.equal:
+            # what follows computes with the result, not with its terms
+            known = Measured(metrics, measure_peak(loaded.blocks(), metrics, 0.0), 0.0)
+        self._remember(node, known, loaded, lookup=loaded.exact)
         judgement, origin = self._judge(node, entry, measured, eps)
         if judgement.ratio > 1 and origin == "unknown" and entry.quiet and isinstance(loaded, Assembled):
             judgement = self._without_noise(node, entry, loaded, eps) or judgement
@@ -223,9 +234,11 @@ class Execution:
         rows = math.prod(shape[:-1]) if len(shape) > 1 else 1
         self.row_norms[node] = 1.0 if lookup else (metrics.norm_a or 0.0) / math.sqrt(max(rows, 1))
 
-    def _eps(self, entry: Comparison, run_eps: float) -> float:
+    def _eps(self, node: Node, entry: Comparison, run_eps: float) -> float:
         if entry.exact:
             return 0.0
+        if entry.eps and (entry.slot.slot == "weight" or self._knows_values(node)):
+            return entry.eps
         eps = coarser_eps((*entry.items_a, *entry.items_b))
         if entry.slot.kind in _PASS_KINDS and eps:
             return max(run_eps, eps)
@@ -234,6 +247,15 @@ class Execution:
         ):  # scalars are kept in float64, computed in the gradients' dtype
             return max(eps, EPS["float32"])
         return eps
+
+    def _knows_values(self, node: Node) -> bool:
+        """Tell whether the recorded tensor that a boundary was computed from was compared."""
+        return any(p.slot.kind == Kind.ACTIVATION and p in self.errors for p in self.graph.parents(node))
+
+    def _worst_activation(self, node: Node) -> float:
+        """Return the greatest relative error of the activations that a boundary was computed from."""
+        known = (self.errors[p] for p in self.graph.parents(node) if p.slot.kind == Kind.ACTIVATION)
+        return max((error.rel for error in known if not error.diverges), default=0.0)
 
     def _judge(
         self, node: Node, entry: Comparison, measured: Measured, eps: float
@@ -249,7 +271,8 @@ class Execution:
             agreeing = [error.of_sum() for error in agreeing]
         if floors and max(floors) > 0:
             return judge_floor(measured, floors, agreeing), "unknown"
-        noise = WEIGHT_TOLERANCE if derived else 0.0
+        noise = max(WEIGHT_TOLERANCE if derived else 0.0, entry.noise)
+        noise += entry.of_error * self._worst_activation(node) if entry.of_error else 0.0
         plain = judge_model(measured, eps, agreeing, noise=noise)
         sides = entry.own() if entry.own else None
         if sides is None:

@@ -126,7 +126,8 @@ class Sum:
             value = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
             value = value * times if times != 1.0 else value
             value = value / over if over != 1.0 else value
-            total = value if total is None else total + value
+            with np.errstate(invalid="ignore"):  # of infinities
+                total = value if total is None else total + value
         assert total is not None  # there is a term
         return total
 

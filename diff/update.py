@@ -29,6 +29,11 @@ class UpdateInputs:
     hypers: Hypers
 
 
+def has_formula(optimizer: str) -> bool:
+    """Tell whether the formula of this class of optimizers is known."""
+    return optimizer in _FAMILIES
+
+
 def predict_state(inputs: UpdateInputs, slot: str) -> np.ndarray | None:
     """Return what one state tensor should become; None where this optimizer's formula is not known."""
     family = _FAMILIES.get(inputs.optimizer)

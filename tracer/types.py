@@ -21,6 +21,9 @@ ROOT = "(root)"
 COUPLES_ROWS = "batch"
 """``meta.op`` of the activations of a module that computes statistics over its rank's batch."""
 
+OF_RECORDED = "direct"
+"""``meta.op`` of a loss whose scores are a recorded tensor's values: no rounding lies between the two."""
+
 
 STAGE = "(stage "
 """How the name of a pipeline stage's own module begins, as in ``(stage 1)``: no other program has it."""

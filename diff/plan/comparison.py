@@ -14,6 +14,8 @@ from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.compare import EPS, Sides
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.handclip import clipped_by_hand
+from tensortrace.diff.overflow import both_skipped
+from tensortrace.diff.plan.evaluations import further_evaluations
 from tensortrace.diff.rows import Batch, Pairing, pair, read_batches
 from tensortrace.diff.scale import (
     RowScale,
@@ -38,7 +40,10 @@ class Comparison:
     summed where that exceeds the norm of the result (cancellation). ``copies_*`` are what every rank
     holds where all should hold the same. ``quiet`` returns both sides without the elements of which the
     recorded inputs are nothing but round-off, None where there are none: it is asked where no formula tells
-    what an update may make of them.
+    what an update may make of them. ``eps`` is the spacing at which the operation computed, where it is
+    known better than by the coarsest dtype of the run; 0 where it isn't. ``terms`` is the norm of the terms
+    summed, where the plan knows it; ``noise`` an allowance beyond round-off, relative; ``of_error`` one in
+    terms of the relative error of the activations that the boundary was computed from.
     """
 
     slot: Slot
@@ -55,6 +60,10 @@ class Comparison:
     copies_a: tuple[Item, ...] = ()
     copies_b: tuple[Item, ...] = ()
     quiet: Callable[[Assembled], Assembled | None] | None = None
+    eps: float = 0.0
+    terms: float = 0.0
+    noise: float = 0.0
+    of_error: float = 0.0
 
     @property
     def same_bytes(self) -> bool:
@@ -177,6 +186,16 @@ class StepPair:
             sides = ((self.gradients_a.rung(kind, n), self.gradients_b.rung(kind, n)) for n in names)
             found[kind] = scalar_factor((one(x), one(y)) for x, y in sides if x and y)
         return found
+
+    @cached_property
+    def evaluations(self) -> frozenset[int]:
+        """The microbatches that an optimizer evaluated within its update, after the first."""
+        return further_evaluations(self.a) | further_evaluations(self.b)
+
+    @cached_property
+    def overflowed(self) -> bool:
+        """Whether both runs left an update out because gradients overflowed under the loss scale."""
+        return both_skipped(self.a, self.b)
 
     def group(self, part: Part) -> int | None:
         """Return the microbatch under which a part is compared; None where the splits differ."""

@@ -11,6 +11,7 @@ from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.consumers import Ref, consumers
+from tensortrace.diff.plan.evaluations import AMPLIFIED
 from tensortrace.diff.plan.passes import ROWS, fitted_scale
 from tensortrace.diff.plan.weights import plan_weights, weight_refs
 from tensortrace.diff.replicas import odd_ranks
@@ -207,6 +208,11 @@ def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: Step
     if a is None and b is None:
         return previous
     slot = window_slot(kind, name, "grad")
+    if pair.evaluations:
+        text = "the optimizer evaluated the model several times, each time with a gradient of its own"
+        items = (*_some(a), *_some(b))
+        plan.one_sided.append(OneSided("both", slot, None, items, text, counts=False))
+        return previous
     parents: list[Ref] = [(None, previous), *weight_refs(pair)]
     if previous.kind == Kind.LOCAL_GRAD:
         parents.append((None, previous._replace(slot="start")))
@@ -299,5 +305,6 @@ def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> 
         Comparison(
             slot, None, _pair_loader(x, y), (x,), (y,), tuple(parents), magnitude_of=(magnitude,),
             copies_a=a.consumed_copies(name), copies_b=b.consumed_copies(name),
+            noise=AMPLIFIED if pair.evaluations else 0.0,
         )
     )  # fmt: skip

@@ -13,6 +13,14 @@ from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.dispatched import by_dispatch
+from tensortrace.diff.plan.evaluations import AMPLIFIED, settings
+from tensortrace.diff.plan.precision import (
+    eps_of_loss,
+    eps_of_scores,
+    size_of_scores,
+    terms_of_loss,
+    terms_of_scores,
+)
 from tensortrace.diff.plan.weights import weight_refs
 from tensortrace.diff.rows import Pairing, Row
 from tensortrace.diff.scale import projected
@@ -134,6 +142,7 @@ def _plan_one(
             )
         )  # fmt: skip
         return
+    eps, terms, of_error = _known_arithmetic(slot, microbatch, (*a, *b), pair, edges)
     plan.comparisons.append(
         Comparison(
             slot=slot,
@@ -144,6 +153,10 @@ def _plan_one(
             parents=parents,
             earlier=earlier,
             exact=all(is_exact(i.entry.dtype) for i in (*a, *b)),
+            noise=AMPLIFIED if microbatch in pair.evaluations and slot.kind == Kind.ACTIVATION else 0.0,
+            eps=eps,
+            terms=terms,
+            of_error=of_error,
         )
     )
 
@@ -156,6 +169,23 @@ def _excuse(slot: Slot, lacking: StepView) -> str:
     if "sum" in of_loss and not of_loss & {"target", "value"} and slot.slot in ("target", "value"):
         return "a loss written by hand is its sum, its count and its weights"
     return ""
+
+
+def _known_arithmetic(
+    slot: Slot, microbatch: int | None, items: tuple[Item, ...], pair: StepPair, edges: _Edges
+) -> tuple[float, float, float]:
+    """Return ``eps``, ``terms`` and ``of_error`` of a loss, and of the gradient of what one was given."""
+    if slot.phase != "train" or slot.kind not in (Kind.LOSS, Kind.ACTIVATION_GRAD):
+        return 0.0, 0.0, 0.0
+    if slot.kind == Kind.LOSS:
+        given = [source for _, source in edges.producers.get((microbatch, slot), {})]
+        return eps_of_loss(slot, pair), terms_of_loss(slot, microbatch, given, pair), 0.0
+    scores = slot._replace(kind=Kind.ACTIVATION)
+    users = [user for _, user in edges.consumers.get((microbatch, scores), {})]
+    if not users or any(user.kind != Kind.LOSS for user in users):
+        return 0.0, 0.0, 0.0
+    eps, terms = eps_of_scores(users, items, pair), terms_of_scores(users, microbatch, pair)
+    return eps, terms, 2 * size_of_scores(users, scores, pair)  # errors of the target's score and of others
 
 
 def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair) -> Callable[[], Assembled]:
@@ -295,6 +325,8 @@ class _Edges:
             if not any(p[1].name != slot.name for p in parents):
                 parents |= {(microbatch, s): None for s in self._inputs(slot, microbatch)}
             states = self.states.get(slot.name, ())
+            if microbatch in self.pair.evaluations and slot.phase == "train":
+                parents |= self._of_evaluation(microbatch)
             if slot.phase == "eval":  # an eval pass comes before or after the step's update
                 return (*parents, *states), tuple(states)
             return tuple(parents), tuple(states)
@@ -307,6 +339,16 @@ class _Edges:
         if slot.kind == Kind.LOSS and slot.slot == "target":  # labels come with the rows that they label
             parents |= {(microbatch, s): None for s in self.inputs[(slot.phase, microbatch)]}
         return tuple(parents), ()
+
+    def _of_evaluation(self, microbatch: int) -> dict[Ref, None]:
+        """Return what the parameters were made of that an optimizer evaluates within its update."""
+        found: dict[Ref, None] = {}
+        for view in (self.pair.a, self.pair.b):
+            found |= {(None, slot): None for slot in settings(view)}
+            for slot, _ in view.find(Kind.ACTIVATION_GRAD, phase="train"):
+                if slot.slot.startswith("out") and slot.name in self.states:
+                    found[(microbatch - 1, slot)] = None
+        return found
 
     def unused(self, slot: Slot) -> bool:
         """Tell whether an output took no part in the objective though others of its call did.

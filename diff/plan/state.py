@@ -11,6 +11,7 @@ from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, replica
 from tensortrace.diff.plan.consumers import Ref
+from tensortrace.diff.plan.evaluations import AMPLIFIED, size_of_list
 from tensortrace.diff.plan.gradients import window_slot
 from tensortrace.diff.plan.updates import own_error, without_noise
 from tensortrace.diff.stream import Streamed, one, paired
@@ -96,7 +97,17 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
     plain = _comparison(slot, a, b, parents, earlier)
     of_update = slot.kind != Kind.BUFFER and slot.slot != "start"
     quiet = partial(without_noise, slot, pair) if of_update else None
+    if pair.evaluations and of_update:
+        evaluated = replace(plain, noise=AMPLIFIED, terms=size_of_list(slot, pair.a))
+        plan.comparisons.append(replace(evaluated, parents=(*parents, *_summed(pair))))
+        return
     plan.comparisons.append(replace(plain, own=own_error(slot, pair), quiet=quiet))
+
+
+def _summed(pair: StepPair) -> tuple[Ref, ...]:
+    """Return every parameter's local gradients: an optimizer that evaluates the model may mix them all."""
+    names = sorted({*pair.gradients_a.names, *pair.gradients_b.names})
+    return tuple((None, window_slot(Kind.LOCAL_GRAD, name, "grad")) for name in names)
 
 
 def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:

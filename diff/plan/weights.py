@@ -10,6 +10,7 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.plan.comparison import Comparison, StepPair, StepPlan, by_rank
+from tensortrace.diff.plan.precision import eps_of_weights
 from tensortrace.tracer.types import Kind
 
 Ref = tuple[int | None, Slot]
@@ -19,6 +20,7 @@ def plan_weights(pair: StepPair, plan: StepPlan) -> None:
     """Add the token weights to the plan, by microbatch where both runs split the batch alike."""
     names = sorted({slot.name for view in (pair.a, pair.b) for slot in _weights(view)})
     rows: dict[int | None, list[int]] = defaultdict(list)
+    eps = eps_of_weights(pair)
     for number, (x, _) in enumerate(pair.pairing.pairs):
         rows[pair.group(x.part)].append(number)
     for group, numbers in rows.items():
@@ -27,7 +29,7 @@ def plan_weights(pair: StepPair, plan: StepPlan) -> None:
         for name in names:  # one weight per part stands for all of its terms
             slot = Slot("train", Kind.LOSS, name, "weight", 0)
             parents = counts if name == names[0] else ((group, slot._replace(name=names[0])),)
-            plan.comparisons.append(Comparison(slot, group, load, a, b, parents))
+            plan.comparisons.append(Comparison(slot, group, load, a, b, parents, eps=eps))
 
 
 def weight_refs(pair: StepPair) -> tuple[Ref, ...]:

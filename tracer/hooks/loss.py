@@ -20,7 +20,7 @@ from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.placements import Spec, split
-from tensortrace.tracer.types import Kind, Meta, Placement
+from tensortrace.tracer.types import OF_RECORDED, Kind, Meta, Placement
 
 CLASSIFYING = ("cross_entropy", "nll_loss")
 """Losses with class targets, an ignored index and class weights; all others average over elements."""
@@ -135,6 +135,7 @@ def _record(
         denominator=account.denominator,
         source=user_line(),
         grad_enabled=session.clock.grad_enabled(),
+        op=OF_RECORDED if given.scores is not None and session.producers.holds(given.scores) else None,
     )
     producers = session.producers.find(given.scores) if given.scores is not None else ()
     call = session.clock.take(at, Kind.LOSS, name, "value")

@@ -82,19 +82,19 @@ class Optimizers:
         self._begin(optimizer, has_closure=False)
         with unobserved():
             skipped = torch.ones((), dtype=torch.int64)
-        self._end(optimizer, skipped)
+        self._end(optimizer, skipped, has_closure=False)
 
     @guard("optimizer step: before")
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_outermost_step():
-            self._begin(optimizer, has_closure=len(args) > 1 or kwargs.get("closure") is not None)
+            self._begin(optimizer, has_closure=_has_closure(args, kwargs))
 
     @guard("optimizer step: after")
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_outermost_step():
             with unobserved():
                 skipped = _found_inf(optimizer)
-            self._end(optimizer, skipped)
+            self._end(optimizer, skipped, has_closure=_has_closure(args, kwargs))
 
     def _begin(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         parameters = self._parameters(optimizer)
@@ -106,17 +106,21 @@ class Optimizers:
         self._gradients.emit_sums(parameters if inside_backward else None)
         call = self._session.clock.ordinal(Kind.SCHEDULE, f"optimizer.{number}")
         self._calls[number] = call
-        self._consumed(parameters, call)
+        if not has_closure:
+            self._consumed(parameters, call)
         self._groups(optimizer, number, call)
         self._schedules.record(optimizer)
         self._scalers.record()
 
-    def _end(self, optimizer: Optimizer, skipped: torch.Tensor) -> None:
+    def _end(self, optimizer: Optimizer, skipped: torch.Tensor, *, has_closure: bool) -> None:
         session, at = self._session, self._session.clock.window()
         if at.step == INIT_STEP:
             return
         number = session.optimizers.number(optimizer)
         call = self._calls.get(number, 0)
+        if has_closure:  # which made the gradients
+            session.gradients_read()
+            self._consumed(self._parameters(optimizer), call)
         session.emit(skipped, at, Kind.SCHEDULE, f"optimizer.{number}", "skipped", call=call)
         self._gradients.emit_sums(self._parameters(optimizer))
         self._state.record_optimizer(optimizer, at, call)
@@ -147,6 +151,11 @@ class Optimizers:
             meta = Meta(members=members, optimizer=type(zero.stepping(optimizer)).__name__)
             for slot, value in _values(group):
                 session.emit(value, at, Kind.SCHEDULE, name, slot, call=call, meta=meta)
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    return closure is not None
 
 
 @guard("optimizer construction")

@@ -14,6 +14,17 @@ from tensortrace.tracer.placements import local_part
 MAX_NODES = 256
 """How far the autograd graph is searched; between two modules lie a dozen nodes, not hundreds."""
 
+KEEPING = frozenset(
+    {
+        "AliasBackward0", "AsStridedBackward0", "CatBackward0", "CloneBackward0", "ExpandBackward0",
+        "IndexBackward0", "IndexSelectBackward0", "PermuteBackward0", "ReshapeAliasBackward0",
+        "SelectBackward0", "SliceBackward0", "SplitBackward0", "SqueezeBackward0", "SqueezeBackward1",
+        "TBackward0", "ToCopyBackward0", "TransposeBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0",
+        "ViewBackward0",
+    }
+)  # fmt: skip
+"""Operations that choose and arrange values, or cast them."""
+
 NodeKey = tuple[int, str, int]
 Extent = tuple[int, int]
 
@@ -71,6 +82,27 @@ class Producers:
         extent = _extent(local_part(tensor))
         returned = (item for item in self._alive(tensor) if item.is_output)
         return any(_overlap(item.extent, extent) for item in returned) or bool(self.by_graph(tensor))
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor's values are those of recorded ones, chosen, arranged or cast up."""
+        if self._by_storage(tensor):
+            return True
+        if tensor.grad_fn is None or tensor.dtype not in (torch.float32, torch.float64):
+            return False  # a cast down rounds
+        todo: list[tuple[Node | None, int]] = [(tensor.grad_fn, tensor.output_nr)]
+        for _ in range(MAX_NODES):
+            if not todo:
+                return True
+            node, output = todo.pop()
+            if node is None:
+                return False
+            key = _node_key(node, output)
+            if key in self._nodes or key in self._old_nodes:
+                continue
+            if node.name() not in KEEPING:
+                return False
+            todo.extend(node.next_functions)
+        return False
 
     def by_graph(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """Return the nearest recorded tensors on each path of the autograd graph."""

@@ -1,0 +1,118 @@
+"""At which precision losses computed, where that is known better than from the coarsest dtype of a run.
+
+Autocast computes losses in float32 on logits of bfloat16, and so do programs. A loss whose scores are a
+recorded tensor's values adds no more than its own round-off to what these differ by; its gradient arrives at
+them rounded once to their dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.plan.comparison import StepPair, coarser_eps
+from tensortrace.diff.tolerance import OWN
+from tensortrace.tracer.types import OF_RECORDED, Kind, Stats
+
+_OF_VALUE = ("sum", "count", "value")
+
+
+def eps_of_loss(slot: Slot, pair: StepPair) -> float:
+    """Return the spacing at which a loss of recorded scores was computed; 0 where that is not known."""
+    if slot.slot not in _OF_VALUE:
+        return 0.0
+    values = _values(slot.name, (pair.a, pair.b))
+    return coarser_eps(values) if values and _direct(values) else 0.0
+
+
+def eps_of_scores(users: Iterable[Slot], items: Sequence[Item], pair: StepPair) -> float:
+    """Return the spacing at which a gradient came about that losses alone gave to what they were given.
+
+    It is summed at the losses' precision and rounded once, by half a unit, to the dtype of the scores. 0
+    where something else used the scores too, or the losses were not given them as they are.
+    """
+    names = {slot.name for slot in users}
+    if len(names) != 1 or any(slot.kind != Kind.LOSS for slot in users):
+        return 0.0
+    values = _values(names.pop(), (pair.a, pair.b))
+    if not values or not _direct(values):
+        return 0.0
+    return max(coarser_eps(values), coarser_eps(items) / OWN)
+
+
+def terms_of_scores(users: Iterable[Slot], microbatch: int | None, pair: StepPair) -> float:
+    """Return the norm of the terms of the gradient that a cross entropy gives to its scores, in ``a``.
+
+    Of each token it is the weight times (softmax − target): where a model has learnt, the two cancel, and the
+    round-off is that of numbers near 1. 0 where the gradient is not of that form.
+    """
+    if {slot.name for slot in users} != {"cross_entropy"}:
+        return 0.0
+    weights = pair.weights_a
+    square = 0.0
+    for part, weight in weights.weight.items():
+        if weight and microbatch in (None, pair.group(part)):
+            square += weight * weight * weights.count.get(part, 0)
+    return math.sqrt(square) if math.isfinite(square) else 0.0
+
+
+def terms_of_loss(slot: Slot, microbatch: int | None, scores: Iterable[Slot], pair: StepPair) -> float:
+    """Return the sum of the terms of a cross entropy's sum in ``a``: the greatest score, for each token.
+
+    A loss is the logarithm of a sum less the score of the target. Where a model has learnt, the two cancel.
+    """
+    if (slot.name, slot.slot) != ("cross_entropy", "sum"):
+        return 0.0
+    counts = pair.weights_a.count.items()
+    count = sum(number for part, number in counts if microbatch in (None, pair.group(part)))
+    found = [stats for stats in _stats(scores, pair) if stats.minimum is not None]
+    return count * max((max(-(s.minimum or 0.0), s.maximum or 0.0) for s in found), default=0.0)
+
+
+def size_of_scores(users: Iterable[Slot], scores: Slot, pair: StepPair) -> float:
+    """Return the root mean square of scores in ``a`` whose gradient a cross entropy alone gives; else 0.
+
+    What an exponential makes of its argument errs, relatively, by what the argument errs by absolutely.
+    """
+    if {slot.name for slot in users} != {"cross_entropy"}:
+        return 0.0
+    found = [stats for stats in _stats([scores], pair) if stats.finite and stats.l2 is not None]
+    square, count = sum((s.l2 or 0.0) ** 2 for s in found), sum(s.finite for s in found)
+    return math.sqrt(square / count) if count else 0.0
+
+
+def _stats(slots: Iterable[Slot], pair: StepPair) -> list[Stats]:
+    items = (item for slot in slots for item in pair.a.items.get(slot, ()))
+    return [entry.stats for item in items for _, entry in item.members if entry.stats is not None]
+
+
+def eps_of_weights(pair: StepPair) -> float:
+    """Return the spacing at which tokens were weighed: of the losses' values, and of measured factors.
+
+    A factor is fitted to all elements of a gradient, so its error is at most that of one rounding.
+    """
+    views = (pair.a, pair.b)
+    names = {slot.name for view in views for slot in _slots(view, "weight")}
+    found = [_values(name, views) for name in names]
+    if not found or not all(found):
+        return 0.0
+    gradients = [i for view in views for _, items in view.find(Kind.LOCAL_GRAD) for i in items]
+    values = max(coarser_eps(items) for items in found)
+    return max(values, coarser_eps(gradients) / OWN)
+
+
+def _values(name: str, views: Iterable[StepView]) -> list[Item]:
+    """Return what a loss function returned in both runs, none where one of them lacks it."""
+    sides = [
+        [i for slot in _slots(view, "value") if slot.name == name for i in view.items[slot]] for view in views
+    ]
+    return [item for side in sides for item in side] if all(sides) else []
+
+
+def _slots(view: StepView, name: str) -> list[Slot]:
+    return [s for s in view.items if s.kind == Kind.LOSS and s.slot == name and s.phase == "train"]
+
+
+def _direct(values: Sequence[Item]) -> bool:
+    return all(item.entry.meta.op == OF_RECORDED for item in values)
