@@ -16,6 +16,7 @@ from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.rules import RunLayout
 from tensortrace.tracer.rules.document import LayoutFileError
+from tensortrace.tracer.rules.names import match_glob
 from tensortrace.tracer.rules.run import SAMPLE_KINDS
 from tensortrace.tracer.types import INIT_STEP, Entry, Kind
 
@@ -140,7 +141,7 @@ class _Audit:
         names = {name for _, name, _ in self.names}
         for rule in self.layout.rules:
             for glob, pattern in zip(rule.written.globs, rule.names, strict=True):
-                if not any(pattern.fullmatch(name) for name in names):
+                if not any(match_glob(pattern, name) for name in names):
                     yield (
                         f"{self.layout.path}: {rule.title}: name: {glob!r} matches nothing in the trace; "
                         "correct it, or remove the rule (`trace show` lists the names)"

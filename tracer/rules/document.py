@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -12,12 +13,13 @@ import msgspec
 from msgspec import Struct
 
 from tensortrace.tracer.errors import TraceError
-from tensortrace.tracer.rules.names import BadName, Rename, check_template, compile_glob
+from tensortrace.tracer.rules.names import BadName, Rename, check_template, compile_glob, match_glob
 from tensortrace.tracer.rules.pattern import BadPattern, Pattern, leaves, parse_pattern
 from tensortrace.tracer.types import Kind
 
 FORMAT = 1
 LARGEST_BYTES = 16 << 20
+MOST_RANKS = 1 << 20
 
 
 class LayoutFileError(TraceError):
@@ -90,7 +92,7 @@ class Rule:
 
     def match(self, name: str) -> re.Match[str] | None:
         """Return how a canonical name fits the rule's first glob that it fits, None where it fits none."""
-        return next((found for glob in self.names if (found := glob.fullmatch(name))), None)
+        return next((found for glob in self.names if (found := match_glob(glob, name))), None)
 
 
 def read_text(path: Path) -> bytes:
@@ -154,6 +156,8 @@ def _check_axes(path: Path, document: Document) -> None:
             )
         if size < 1:
             raise LayoutFileError(f"{path}: axes: {axis}", found=str(size), expected="at least 1")
+    if (made := math.prod(document.axes.values())) > MOST_RANKS:
+        raise LayoutFileError(f"{path}: axes", found=f"{made} ranks", expected=f"at most {MOST_RANKS}")
     for field, axes in (("data", document.data), ("stages", document.stages)):
         _known(path, field, axes, document.axes)
     if both := set(document.data) & set(document.stages):

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 _INSIDE = re.escape(".") + "(.*)"
 """How the pattern of a glob ends that is of all that a module holds."""
 
+MOST_CAPTURES = 4
+LONGEST_NAME = 256
+"""A longer name fits no glob: matching four captures in it could take minutes."""
+
 _PART = re.compile(r"\*|\?|\{([A-Za-z_]\w*)\}")
 
 
@@ -17,16 +21,34 @@ class BadName(Exception):
 
 
 def compile_glob(glob: str) -> re.Pattern[str]:
-    """Compile a glob; ``*`` matches dots too and is a group, ``{n}`` is one part of a dotted name."""
-    found, at = [], 0
-    for match in _PART.finditer(glob):
-        found.append(re.escape(glob[at : match.start()]))
-        found.append({"*": "(.*)", "?": "."}.get(match[0], rf"(?P<{match[1]}>[^.]+)"))
-        at = match.end()
+    """Compile a glob; ``*`` matches dots too and is a group, ``{n}`` is one part of a dotted name.
+
+    A ``*`` takes no more than it must, the last takes the rest: so a name is looked at once, however many
+    there are. Raises BadName for a glob that nobody means, since traces bring their own.
+    """
+    parts = list(_PART.finditer(glob))
+    if sum(part[1] is not None for part in parts) > MOST_CAPTURES:
+        raise BadName(f"found {glob!r}, expected at most {MOST_CAPTURES} numbers in braces")
+    last = max((n for n, part in enumerate(parts) if part[0] == "*"), default=-1)
+    found, at, is_open = [], 0, False
+    for number, part in enumerate(parts):
+        found.append(re.escape(glob[at : part.start()]))
+        at = part.end()
+        if part[0] != "*":
+            found.append("." if part[0] == "?" else rf"(?P<{part[1]}>[^.]+)")
+            continue
+        found.append(")" if is_open else "")
+        is_open = number < last
+        found.append("(?>(.*?)" if is_open else "(.*)")
     try:
         return re.compile("".join(found) + re.escape(glob[at:]), re.DOTALL)
     except re.error as error:
         raise BadName(f"found {glob!r}: {error}") from error
+
+
+def match_glob(glob: re.Pattern[str], name: str) -> re.Match[str] | None:
+    """Return how a whole name fits a compiled glob."""
+    return glob.fullmatch(name) if len(name) <= LONGEST_NAME else None
 
 
 def fill(template: str, match: re.Match[str], values: Mapping[str, str]) -> str:
@@ -72,9 +94,9 @@ class Rename:
         """
         if any(where[axis] != number for axis, number in self.at.items()):
             return name
-        match = self.glob.fullmatch(name)
+        match = match_glob(self.glob, name)
         if match is None and self.glob.pattern.endswith(_INSIDE):
-            match = self.glob.fullmatch(name + ".")  # ``experts.{e}.*`` means the module too
+            match = match_glob(self.glob, name + ".")  # ``experts.{e}.*`` means the module too
         if match is None:
             return name
         captured = match.groupdict()

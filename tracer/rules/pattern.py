@@ -133,7 +133,7 @@ def parse_pattern(text: str) -> Pattern:
 def _check(pattern: Pattern) -> None:
     if sum(term == Leaf(ELLIPSIS) for term in pattern.dims) > 1:
         raise BadPattern("'...' stands twice, expected once")
-    split = [s.axis for term in pattern.dims for leaf in leaves(term) for s in leaf.splits]
+    split = _each_once(Product(pattern.dims))
     inside = [leaf for term in pattern.dims if not isinstance(term, Leaf) for leaf in leaves(term)]
     if any(leaf.name == ELLIPSIS for leaf in inside) or any(
         term.name == ELLIPSIS and term.splits for term in pattern.dims if isinstance(term, Leaf)
@@ -145,6 +145,17 @@ def _check(pattern: Pattern) -> None:
             axis in pattern.own
         ) > 1:
             raise BadPattern(f"axis {axis} is mentioned in two ways")
+
+
+def _each_once(term: Term) -> frozenset[str]:
+    """Return the axes that split a term; raise BadPattern for one that splits it twice."""
+    if isinstance(term, Blocks):
+        return frozenset().union(*map(_each_once, term.blocks))
+    parts = [[s.axis] for s in term.splits] if isinstance(term, Leaf) else map(_each_once, term.factors)
+    axes = [axis for part in parts for axis in part]
+    if twice := {axis for axis in axes if axes.count(axis) > 1}:
+        raise BadPattern(f"axis {min(twice)} splits twice, expected once (blocks beside each other aside)")
+    return frozenset(axes)
 
 
 def _tokens(text: str) -> list[str]:

@@ -311,7 +311,8 @@ class Placing:
     def _kept(self, leaf: Leaf) -> tuple[np.ndarray, np.ndarray]:
         """Return a factor's local positions that aren't padding, and the global positions of these."""
         size = self.sizes[leaf.name]
-        there = np.array([i for run in self.grid.runs(leaf, size) for i in run], dtype=np.int64)
+        runs = [np.arange(run.start, run.stop, dtype=np.int64) for run in self.grid.runs(leaf, size)]
+        there = np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)
         here = np.flatnonzero(there < self.valid.get(leaf.name, size))
         return here, there[here]
 

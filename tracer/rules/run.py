@@ -21,7 +21,7 @@ from tensortrace.tracer.rules.document import (
     parse_document,
     read_text,
 )
-from tensortrace.tracer.rules.names import BadName, Rename, compile_glob, fill
+from tensortrace.tracer.rules.names import BadName, Rename, compile_glob, fill, match_glob
 from tensortrace.tracer.rules.pattern import Blocks, Leaf, Pattern, Product, Term, leaves, parse_pattern
 from tensortrace.tracer.rules.place import Copies, Grid, Part, Placing, Unfit, solve
 from tensortrace.tracer.types import Boundary, Box, Kind, Mesh, Placement, Shard
@@ -115,7 +115,7 @@ class RunLayout:
         for rule in self.rules:
             if rule.written.kind and kind not in rule.written.kind:
                 continue
-            if rule.slot.fullmatch(slot) and rule.match(name):
+            if match_glob(rule.slot, slot) and rule.match(name):
                 return rule
         return None
 
