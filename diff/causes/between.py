@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tensortrace.diff.assemble import by_rows
+from tensortrace.diff.catalog import Item, Slot
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.causes.values import SHARPER, rounded_to
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.gradients import CLIP
+from tensortrace.diff.logical import Member, Together
+from tensortrace.diff.plan.comparison import Comparison, replica
 from tensortrace.tracer.types import Kind
 
 _RUNGS = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
@@ -77,6 +81,56 @@ def _splits(cells: Sequence[int]) -> Iterator[tuple[tuple[_Group, ...], str]]:
 def _factor(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:
     size = sum(float(np.vdot(x, x)) for x in expected)
     return sum(float(np.vdot(x, y)) for x, y in zip(expected, actual, strict=True)) / size if size else 0.0
+
+
+def not_added_up(case: Case) -> Sequence[Proposal]:
+    """Propose that ranks of one data cell keep contributions of their own, which add up to the reference."""
+    entry = case.origin.comparison
+    if not case.origin.ranks or not isinstance(entry, Comparison) or entry.exact:
+        return ()
+    held = [Item(m.source, m.entry, i.part, i.call, i.cell) for i in entry.items_b for m in _members(i)]
+    if entry.slot.phase == "window":
+        held = [*entry.copies_b] if len(entry.copies_b) > 1 else held
+        reference = replica(entry.items_a).read().astype(np.float64)
+        values = [item.read().astype(np.float64) for item in held]
+    else:
+        ranks = sorted({item.source.rank for item in held})
+        sides = [
+            by_rows(entry.items_a, [i for i in held if i.source.rank == rank], case.pair.pairing)
+            for rank in ranks
+        ]
+        values = [side.b.astype(np.float64) for side in sides]
+        reference = sides[0].a.astype(np.float64) if sides else np.zeros(())
+    same_cell = len({item.cell for item in held}) < len({item.source.rank for item in held})
+    if len(values) < 2 or not same_cell or any(v.shape != reference.shape for v in values):
+        return ()
+    total = np.asarray(sum(values))
+    if not np.isfinite(total).all() or not np.isfinite(reference).all():
+        return ()
+    factor = _factor([total], [reference])
+    code, what = "reduction.missing", f"what {len(values)} ranks of b hold of {entry.slot.name}"
+    if tied := _tied(case, entry.slot.name):
+        code, what = "tied.not_summed", f"the gradients of b for the uses of {' and '.join(tied)}"
+    text = f"{what} should be added up over rank {', '.join(str(i.source.rank) for i in held)}: the sum"
+    text += f" times {factor:.6g} is the reference" if abs(factor - 1) > 1e-4 else " is the reference"
+    floor = case.gradient_floor(held)
+    return (
+        Proposal(
+            code, text, [total * factor], [reference], [values[0]], float(len(values)),
+            "contributions that were not added up", floor=floor,
+        ),
+    )  # fmt: skip
+
+
+def _members(item: Item) -> Sequence[Member]:
+    return item.source.members if isinstance(item.source, Together) else ()
+
+
+def _tied(case: Case, name: str) -> tuple[str, ...]:
+    """Return the names under which the reference uses a tied parameter; empty where it is not tied."""
+    found = case.pair.a.items.get(Slot("window", Kind.PARAM, name, "model", 0), ())
+    aliases = {alias for item in found for alias in item.entry.meta.aliases}
+    return tuple(sorted({name, *aliases})) if aliases else ()
 
 
 def reduce_dtype(case: Case) -> Sequence[Proposal]:
