@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from tensortrace.diff.assemble import Assembled, NotComparable
@@ -47,23 +48,25 @@ def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
 
 
 class ClipEvent(NamedTuple):
-    """One clipping of one run: its ordinal, microbatch, function and scalars of the lowest rank."""
+    """One clipping of one run: its ordinal, microbatch, and scalars of the lowest rank and of all."""
 
     call: int
     microbatch: int
     scalars: dict[str, Item]
+    held: dict[str, tuple[Item, ...]]
 
 
 def clip_events(view: StepView) -> tuple[ClipEvent, ...]:
     """Return the clip events of a window in order."""
-    found: dict[int, dict[str, Item]] = {}
+    found: dict[int, dict[str, tuple[Item, ...]]] = {}
     for slot, items in view.find(Kind.CLIPPED_GRAD):
         if slot.name == CLIP:
-            found.setdefault(slot.call, {})[slot.slot] = by_rank(items)[0]
+            found.setdefault(slot.call, {})[slot.slot] = by_rank(items)
     events = []
-    for call, scalars in sorted(found.items()):
+    for call, held in sorted(found.items()):
+        scalars = {slot: items[0] for slot, items in held.items()}
         microbatch = next(iter(scalars.values())).entry.microbatch
-        events.append(ClipEvent(call, microbatch or 0, scalars))
+        events.append(ClipEvent(call, microbatch or 0, scalars, held))
     return tuple(events)
 
 
@@ -99,7 +102,8 @@ def _plan_event(
     for name in _EVENT_SLOTS:
         slot = window_slot(Kind.CLIPPED_GRAD, CLIP, name, present.call if early else number)
         x, y = (e.scalars.get(name) if e else None for e in (a, b))
-        if x and y:
+        if x and y and a and b:
+            x, y = _farthest(a.held[name], b.held[name])
             load = _pair_loader(x, y)
             exact = name in ("max_norm", "norm_type")
             parents = _event_parents(name, slot, microbatch, present)
@@ -133,9 +137,27 @@ def _event_parents(name: str, slot: Slot, microbatch: int | None, event: ClipEve
         kind_of_norm: tuple[Ref, ...] = ((microbatch, slot._replace(slot="norm_type")),)
         if microbatch is not None:
             return kind_of_norm
-        members = next(iter(event.scalars.values())).entry.meta.members
+        held = next(iter(event.held.values()))
+        members = dict.fromkeys(name for item in held for name in item.entry.meta.members)
         return (*kind_of_norm, *((None, window_slot(Kind.CLIPPED_GRAD, m, "before")) for m in members))
     return ()
+
+
+def _farthest(a: Sequence[Item], b: Sequence[Item]) -> tuple[Item, Item]:
+    """Return the rank of b that is farthest from all ranks of a, and the one of a that is nearest to it."""
+    of_a = {item.entry.digest: item for item in reversed(a)}
+    of_b = {item.entry.digest: item for item in reversed(b)}
+    if len(of_a) == len(of_b) == 1:
+        return a[0], b[0]
+    values_a, values_b = ([(float(i.read()), i) for i in side.values()] for side in (of_a, of_b))
+
+    def apart(one: tuple[float, Item], other: tuple[float, Item]) -> float:
+        distance = 0.0 if one[1].entry.digest == other[1].entry.digest else abs(one[0] - other[0])
+        return math.inf if math.isnan(distance) else distance
+
+    nearest = [(min(values_a, key=partial(apart, y)), y) for y in values_b]
+    x, y = max(nearest, key=lambda both: (apart(*both), -both[1][1].source.rank))
+    return x[1], y[1]
 
 
 def _pair_loader(x: Item, y: Item) -> Callable[[], Assembled | Streamed]:

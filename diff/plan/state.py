@@ -197,23 +197,34 @@ def _exact(
 
 
 def _plan_groups(pair: StepPair, plan: StepPlan) -> None:
-    """Compare hyperparameters per parameter, told per group of ``b`` and distinct value of ``a``."""
+    """Compare hyperparameters per parameter, told per group of ``b`` and distinct pair of values.
+
+    Every rank's own value counts: stages of a pipeline have groups of one name and other parameters.
+    """
     values_a, values_b = _per_param(pair.a), _per_param(pair.b)
     positions = tuple((None, s) for s, _ in pair.a.find(Kind.SCHEDULE) if s.slot == "position")
-    told: dict[tuple[Slot, float], list[tuple[str, Item, Item]]] = defaultdict(list)
-    for (name, hyper, call), (slot, item) in values_b.items():
-        found = values_a.get((name, hyper, call))
-        if found is not None:
-            told[(slot, float(found[1].read()))].append((name, found[1], item))
+    told: dict[tuple[Slot, str, str], list[tuple[str, Item, Item]]] = defaultdict(list)
+    for (name, hyper, call), held in values_b.items():
+        found = values_a.get((name, hyper, call), [])
+        right = {item.entry.digest for _, item in found}
+        wrong = [(slot, item) for slot, item in held if item.entry.digest not in right]
+        for slot, item in (wrong or held[:1]) if found else ():
+            same = next((x for _, x in found if x.entry.digest == item.entry.digest), found[0][1])
+            told[(slot, same.entry.digest, item.entry.digest)].append((name, same, item))
     compared: set[Slot] = set()
-    for (slot, _), members in sorted(told.items(), key=lambda e: (e[0][0], len(e[1]))):
+    for (slot, *_), members in sorted(told.items(), key=lambda e: (e[0][0], len({n for n, *_ in e[1]}))):
         _, x, y = members[0]
         differs = x.entry.digest != y.entry.digest
         if slot in compared and not differs:
             continue  # the other value of a mixed group is already told
         compared.add(slot)
-        names = ", ".join(sorted(m[0] for m in members)[:3]) + (", …" if len(members) > 3 else "")
-        text = f"{slot.slot} of {_parameters(len(members))} ({names})"
+        owners = sorted({name for name, *_ in members})
+        names = ", ".join(owners[:3]) + (", …" if len(owners) > 3 else "")
+        ranks = sorted({item.source.rank for *_, item in members})
+        where = (
+            f" on rank {', '.join(map(str, ranks))}" if differs and set(ranks) < set(_ranks(pair.b)) else ""
+        )
+        text = f"{slot.slot} of {_parameters(len(owners))}{where} ({names})"
         parents = positions if slot.slot == "lr" else ()
         plan.comparisons = [c for c in plan.comparisons if c.slot != slot] if differs else plan.comparisons
         plan.comparisons.append(_exact(slot, x, y, parents, text=text))
@@ -224,16 +235,21 @@ def _parameters(count: int) -> str:
     return f"{count} parameter{'s' if count > 1 else ''}"
 
 
-Values = dict[tuple[str, str, int], tuple[Slot, Item]]
+Values = dict[tuple[str, str, int], list[tuple[Slot, Item]]]
+"""What each rank's optimizer read of a parameter's hyperparameter (parameter, hyperparameter, call)."""
 
 
 def _per_param(view: StepView) -> Values:
-    found: Values = {}
+    found: Values = defaultdict(list)
     for slot, items in view.find(Kind.SCHEDULE):
         for item in by_rank(items):
             for member in item.entry.meta.members:
-                found.setdefault((member, slot.slot, slot.call), (slot, item))
-    return found
+                found[(member, slot.slot, slot.call)].append((slot, item))
+    return dict(found)
+
+
+def _ranks(view: StepView) -> set[int]:
+    return {rank for _, items in view.find(Kind.SCHEDULE) for item in items for rank in item.ranks}
 
 
 def _plan_membership(values_a: Values, values_b: Values, plan: StepPlan) -> None:
@@ -245,7 +261,7 @@ def _plan_membership(values_a: Values, values_b: Values, plan: StepPlan) -> None
     ):
         by_slot: dict[Slot, list[tuple[str, Item]]] = defaultdict(list)
         for name, call in sorted(missing):
-            slot, item = next(v for k, v in values.items() if (k[0], k[2]) == (name, call))
+            slot, item = next(v[0] for k, v in values.items() if (k[0], k[2]) == (name, call))
             by_slot[slot._replace(slot="members")].append((name, item))
         for slot, found in by_slot.items():
             names = ", ".join(n for n, _ in found[:3]) + (", …" if len(found) > 3 else "")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tensortrace.tracer.types import Kind
+from tensortrace.tracer.types import Kind, Meta
 from tests.integration.judged import (
     Judge,
     assert_equivalent,
@@ -369,3 +370,45 @@ def test_whole_steps_along_round_off_are_no_divergence(judge: Judge, optimizer: 
 def test_what_has_a_gradient_is_still_judged_under_an_unknown_optimizer(judge: Judge) -> None:
     a, b = WithoutGradient(optimizer="Normalising"), Halved(order=1, optimizer="Normalising")
     assert place(judge(a, b)) == (1, None, "optimizer_state", "hidden.bias", "exp_avg")
+
+
+def test_one_rank_that_reads_another_learning_rate_is_named(judge: Judge) -> None:
+    wrong = tampering(Kind.SCHEDULE, "optimizer.0.group.0", "lr", lambda v: v / 2, step=1, rank=1)
+    result = judge(Program(), wrong(ranks=2))
+    assert place(result) == (1, None, "schedule", "optimizer.0.group.0", "lr")
+    assert first(result).ranks == (1,)
+    assert codes(result) == ["optimizer.hyperparameter"]
+
+
+def test_one_rank_that_clips_to_another_maximum_is_named(judge: Judge) -> None:
+    wrong = tampering(Kind.CLIPPED_GRAD, "(clip)", "max_norm", lambda v: v / 2, step=1, rank=1)
+    result = judge(Program(), wrong(ranks=2))
+    assert place(result) == (1, None, "clipped_grad", "(clip)", "max_norm")
+    assert first(result).ranks == (1,)
+
+
+class Staged(Program):
+    """Two ranks whose optimizers hold other parameters, as stages of a pipeline do."""
+
+    rates = (1.0, 1.0)
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        return value * self.rates[at.rank] if at.kind is Kind.SCHEDULE and at.slot == "lr" else value
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        meta = fields.get("meta")
+        if at.kind is Kind.SCHEDULE and meta is not None and meta.members:
+            own = tuple(n for i, n in enumerate(meta.members) if i % 2 == at.rank)
+            fields["meta"] = Meta(members=own, optimizer=meta.optimizer)
+        return super()._put(at, value, **fields)
+
+
+def test_a_learning_rate_of_parameters_that_rank_0_does_not_have(judge: Judge) -> None:
+    class Wrong(Staged):
+        rates = (1.0, 0.5)
+
+    assert judge(Program(), Staged(ranks=2)).verdict == "equivalent"
+    result = judge(Program(), Wrong(ranks=2), kinds=(Kind.SCHEDULE,))
+    assert place(result) == (0, None, "schedule", "optimizer.0.group.0", "lr")
+    assert first(result).ranks == (1,)
+    assert "on rank 1" in result.headline
