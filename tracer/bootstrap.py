@@ -79,7 +79,7 @@ class Guest:
             set_stance("force_eager")
         self._hooks = hooks.install(self._recorder)
         if self._settings.start != Start():
-            beginning.install(self._hooks, self._settings.start)
+            beginning.install(self._hooks, self._settings.start, layout=self._settings.layout)
         for fault in self._fault.split(","):
             if fault.startswith("hook:"):
                 hooks.guard.inject(fault.removeprefix("hook:"))

@@ -76,7 +76,8 @@ def launch(
 ) -> Ran:  # fmt: skip
     """Run the cases one after the other in one launch; ``others`` are further options of all of them.
 
-    ``start`` are the fields of the recorder's Start: where all of them begin.
+    ``start`` are the fields of the recorder's Start: where all of them begin. What is begun so is recorded
+    with its layout file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     listed = [
@@ -85,6 +86,7 @@ def launch(
             "arguments": case.arguments(*others),
             "trace": str(folder / f"{case.name}.trace") if recorded else None,
             "start": dict(start or {}),
+            "layout": str(options_of(case, folder).layout_b) if start and case.layout else None,
         }
         for case in cases
     ]

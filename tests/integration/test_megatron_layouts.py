@@ -109,6 +109,20 @@ def test_every_mesh_is_found(folder: Path, one: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["tp2", "tp2-pp2"])
+def test_with_a_layout_file_no_checkpoint_is_needed(folder: Path, one: Path, name: str) -> None:
+    ranks, arguments = {"tp2": (2, ("--tp", 2)), "tp2-pp2": (4, ("--tp", 2, "--pp", 2))}[name]
+    file, _ = found(one, recorded(folder, f"{name}-found", ranks, *arguments))
+    own, layout = (MEGATRON, "--own-seed"), ("--layout", str(file))
+    alone = record(folder / f"{name}-alone", on_ranks(1, *own), "--adversarial")
+    drawn = record(folder / f"{name}-drawn", on_ranks(ranks, *own, *arguments), "--adversarial", *layout)
+    assert_equivalent(diff(alone, drawn))
+    # and back: one rank begins where these ranks have begun
+    back = record(folder / f"{name}-back", on_ranks(1, *own), "--init-from", str(drawn))
+    assert_equivalent(diff(alone, back, "--exact"))
+
+
+@pytest.mark.slow
 def test_data_parallel_copies_of_a_mesh_are_found(folder: Path) -> None:
     one = recorded(folder, "two-batches", 1, "--batches", 2)
     b = recorded(folder, "tp2-dp2", 4, "--tp", 2, "--dp", 2)

@@ -13,7 +13,7 @@ import pytest
 from tensortrace.diff.result import Finding
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Entry
-from tests.integration.layouts import Case, Compared, Ran, diffed, launch, options_of, references
+from tests.integration.layouts import Case, Compared, Ran, diffed, launch, references
 
 REFERENCE = Case("single", 1)
 SPREAD = [Case(name, 2, spread=f"--layout {name}") for name in ("ddp", "fsdp2", "fsdp1", "tp", "tp-sp", "pp")]
@@ -205,7 +205,7 @@ def test_adversarial_parameters_put_a_mistake_far_above_what_is_allowed(
 ) -> None:
     one, two = mistaken
     a, b = one.trace(case.reference()), two.trace(case)
-    compared = diffed(a, b, options_of(case, two.folder))
+    compared = diffed(a, b)
     first = compared.result.first_divergent
     assert first is not None, compared.summary()
     kind, name, slot = FIRST[case.name]

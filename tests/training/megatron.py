@@ -322,8 +322,8 @@ class Stage(nn.Module):
         return self.loss(self.head(self.norm(x)), targets) if self.grid.last else x
 
 
-def whole(name, kv_heads):
-    """Return a parameter of the whole model, drawn after its name."""
+def whole(name, kv_heads, seed=""):
+    """Return a parameter of the whole model, drawn after its name, and the seed where it has one."""
     qkv = (HEADS + 2 * kv_heads) * HEAD
     shapes = {
         "embed.weight": (VOCABULARY, HIDDEN), "attn.qkv.weight": (qkv, HIDDEN), "attn.qkv.bias": (qkv,),
@@ -331,7 +331,7 @@ def whole(name, kv_heads):
         "mlp.gate_up.bias": (2 * FFN,), "mlp.down.weight": (HIDDEN, FFN),
     }  # fmt: skip
     shape = shapes.get(leaf_of(name), (HIDDEN,))
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    generator = torch.Generator().manual_seed(zlib.crc32((name + seed).encode()))
     drawn = torch.randn(shape, generator=generator) * 0.2
     return drawn + 1.0 if "norm" in name else drawn
 
@@ -417,10 +417,11 @@ def main() -> None:
         dist.init_process_group("gloo")
     grid = Grid(args)
     model = Stage(grid, args)
+    seed = f"{args.tp} {args.pp} {grid.rank}" if args.own_seed else ""
     with torch.no_grad():
         for name, p in model.named_parameters():
             named = global_name(name, grid)
-            p.copy_(part(named, whole(named, args.kv_heads), grid, args))
+            p.copy_(part(named, whole(named, args.kv_heads, seed), grid, args))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
     for step in range(args.steps):
         losses = []
@@ -468,6 +469,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--plant", choices=PLANTS)
+    parser.add_argument("--own-seed", action="store_true", help="each rank draws its own numbers")
     parser.add_argument("--save")
     parser.add_argument("--expect")
     args = parser.parse_args()

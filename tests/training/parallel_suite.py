@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 parallel_suite.py CASES.json
 
-CASES holds a list of {"name", "arguments", "trace", "start"}: where ``trace`` is a folder, the training is
-recorded there, begun as ``start`` (fields of the recorder's Start) says. Each case leaves
-NAME.rankN.json with what this rank computed, or its error, beside CASES, and NAME.pt with the global
-weights. A case that fails on every rank does not keep the next ones from running.
+CASES holds a list of {"name", "arguments", "trace", "start", "layout"}: where ``trace`` is a folder, the
+training is recorded there, with the layout file, begun as ``start`` (fields of the recorder's Start) says.
+Each case leaves NAME.rankN.json with what this rank computed, or its error, beside CASES, and NAME.pt with
+the global weights. A case that fails on every rank does not keep the next ones from running.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def run(case: dict[str, object], folder: Path) -> dict[str, object]:
     """Train one case, and return what it computed."""
     trace = case["trace"]
     start = Start(**case.get("start", {}))
-    with tracer.record(str(trace), min_free="0", start=start) if trace else contextlib.nullcontext():
+    options = {"min_free": "0", "start": start, "layout": case.get("layout")}
+    with tracer.record(str(trace), **options) if trace else contextlib.nullcontext():
         outcome = parallel.train(parallel.arguments(case["arguments"]))
     if RANK == 0:
         torch.save(outcome.weights, folder / f"{case['name']}.pt")

@@ -8,25 +8,26 @@ from torch import nn
 from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.notices import say
-from tensortrace.tracer.start.places import indices, owned_parts
+from tensortrace.tracer.start.places import Parts, indices
 from tensortrace.tracer.start.refusal import rank, refuse
 from tensortrace.tracer.start.values import RUNNING, draw, recipe
 
 
-def fill(session: Session, seed: int, *, adversarial: bool) -> None:
+def fill(parts: Parts, seed: int, *, adversarial: bool) -> None:
     """Set every parameter, and the running statistics of norms; ends the program where one can't be set."""
+    session = parts.session
     session.names.adopt(owned_by_optimizers(session))
     with torch.no_grad(), unobserved():
         _refuse_copies(session)
         filled, left = 0, 0
-        for own, tensor, parts in owned_parts(session):
+        for own, tensor, places in parts.owned():
             if not isinstance(tensor, nn.Parameter) and own not in RUNNING:
                 left += 1
                 continue
-            for place in parts:
+            for place in places:
                 if not place.local.is_floating_point():
                     refuse(f"{place.name} holds {place.local.dtype}, which has no values to draw")
-                how = recipe(own, place.global_shape)
+                how = recipe(place.name.rpartition(".")[2], place.global_shape)
                 drawn = draw(seed, place.name, how, indices(place.region), adversarial=adversarial)
                 place.write(drawn)
                 filled += 1

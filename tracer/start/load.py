@@ -11,24 +11,24 @@ from torch.optim import Optimizer
 
 from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.errors import TraceError
-from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.notices import say
 from tensortrace.tracer.placements.zero import stepping
 from tensortrace.tracer.start.fill import owned_by_optimizers
 from tensortrace.tracer.start.origin import Origin
-from tensortrace.tracer.start.places import Place, indices, owned_parts, places
+from tensortrace.tracer.start.places import Parts, Place, indices
 from tensortrace.tracer.start.refusal import rank, refuse, world_size
 from tensortrace.tracer.types import Kind
 
 
-def load(session: Session, path: Path) -> None:
+def load(parts: Parts, path: Path) -> None:
     """Set all state from the trace, resharded to where it lies; ends the program where that can't be done."""
+    session = parts.session
     session.names.adopt(owned_by_optimizers(session))
     try:
         with torch.no_grad(), unobserved():
             origin = Origin(path)
-            states = _set_states(session, origin)
-            tensors = _set_tensors(session, origin)
+            states = _set_states(parts, origin)
+            tensors = _set_tensors(parts, origin)
     except TraceError as error:
         refuse(f"--init-from {path}: {error}")
     say(
@@ -37,9 +37,9 @@ def load(session: Session, path: Path) -> None:
     )
 
 
-def _set_tensors(session: Session, origin: Origin) -> int:
+def _set_tensors(parts: Parts, origin: Origin) -> int:
     """Set parameters and buffers after all of them were found to fit."""
-    wanted = list(_wanted(session, origin))
+    wanted = list(_wanted(parts, origin))
     _refuse_left_over(origin, {(kind, found) for kind, found, _ in wanted})
     for kind, found, place in wanted:
         whole = origin.whole(kind, found, "model").flatten()
@@ -47,15 +47,14 @@ def _set_tensors(session: Session, origin: Origin) -> int:
     return len(wanted)
 
 
-def _wanted(session: Session, origin: Origin) -> Iterator[tuple[Kind, str, Place]]:
-    for _, tensor, parts in owned_parts(session):
+def _wanted(parts: Parts, origin: Origin) -> Iterator[tuple[Kind, str, Place]]:
+    for _, tensor, places in parts.owned():
         kind = Kind.PARAM if isinstance(tensor, torch.nn.Parameter) else Kind.BUFFER
-        aliases = () if session.names.pieces(tensor) else session.names.tensor(tensor).aliases
-        for place in parts:
-            found = origin.find(kind, (place.name, *aliases))
+        for place in places:
+            found = origin.find(kind, (place.name, *parts.names(tensor)))
             if found is None:
                 raise TraceError(f"{place.name}: no such {kind.value} there")
-            have = _global_shape(origin, kind, found, "model")
+            have = origin.shape(kind, found, "model")
             if have != place.global_shape:
                 raise TraceError(place.name, found=f"shape {have}", expected=f"shape {place.global_shape}")
             yield kind, found, place
@@ -72,20 +71,19 @@ def _refuse_left_over(origin: Origin, used: set[tuple[Kind, str]]) -> None:
         say(f"rank {rank()}: {len(left)} tensors of the trace are not on this rank, such as {left[0]}")
 
 
-def _set_states(session: Session, origin: Origin) -> int:
+def _set_states(parts: Parts, origin: Origin) -> int:
     count = 0
-    for optimizer in map(stepping, session.optimizers):
+    for optimizer in map(stepping, parts.session.optimizers):
         for group in optimizer.param_groups:
             on_device = bool(group.get("capturable") or group.get("fused"))
             for parameter in group["params"]:
                 optimizer.state.pop(parameter, None)
-                held = places(session, session.names.tensor(parameter).name, parameter)
-                aliases = () if session.flats.holds(parameter) else session.names.tensor(parameter).aliases
+                held, aliases = parts.of(parameter), parts.names(parameter)
                 found = [origin.find(Kind.OPTIMIZER_STATE, (place.name, *aliases)) for place in held]
                 known = [name for name in found if name is not None]
                 if known:
                     _check_class(origin, known[0], optimizer)
-                    owner = _Owner(session, parameter, held, known, on_device=on_device)
+                    owner = _Owner(parts, parameter, held, known, on_device=on_device)
                     optimizer.state[parameter] = dict(_state(origin, owner))
                     count += len(optimizer.state[parameter])
     return count
@@ -94,7 +92,7 @@ def _set_states(session: Session, origin: Origin) -> int:
 class _Owner(NamedTuple):
     """A parameter whose state is set: its places, and the names in the trace, one for each."""
 
-    session: Session
+    parts: Parts
     parameter: torch.Tensor
     held: tuple[Place, ...]
     names: list[str]
@@ -115,11 +113,10 @@ def _state(origin: Origin, owner: _Owner) -> Iterator[tuple[str, torch.Tensor | 
     name, parameter, first = owner.names[0], owner.parameter, owner.held[0]
     for slot in origin.slots(Kind.OPTIMIZER_STATE, name):
         dtype = getattr(torch, origin.entry(Kind.OPTIMIZER_STATE, name, slot).dtype)
-        shape = _global_shape(origin, Kind.OPTIMIZER_STATE, name, slot)
+        shape = origin.shape(Kind.OPTIMIZER_STATE, name, slot)
         if shape and shape == first.global_shape:
             filled = torch.zeros_like(parameter, dtype=dtype).detach()
-            parts = places(owner.session, name, parameter, filled)
-            for place, found in zip(parts, owner.names, strict=True):
+            for place, found in zip(owner.parts.of(parameter, filled), owner.names, strict=True):
                 whole = origin.whole(Kind.OPTIMIZER_STATE, found, slot).flatten()
                 place.write(whole[index] for index in indices(place.region))
             yield slot, filled
@@ -131,8 +128,3 @@ def _state(origin: Origin, owner: _Owner) -> Iterator[tuple[str, torch.Tensor | 
             yield slot, int(whole) if float(whole).is_integer() else float(whole)
         else:
             yield slot, whole.to(dtype).to(parameter.device if owner.on_device or shape else "cpu")
-
-
-def _global_shape(origin: Origin, kind: Kind, name: str, slot: str) -> tuple[int, ...]:
-    entry = origin.entry(kind, name, slot)
-    return (entry.shard.global_shape if entry.shard else None) or entry.local_shape

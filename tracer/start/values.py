@@ -83,13 +83,13 @@ def _adversarial(key: int, how: Recipe, index: torch.Tensor, signed: torch.Tenso
     lifted alike saturates a softmax, whose gradients would be round-off. Rows grow from one half to one and
     a half, so that no two heads or blocks are alike; of tall matrices, as vocabularies are, the last eighth
     is four times as large, so that maxima lie on the last shard. What other modules there are must not
-    matter: a pipeline stage doesn't know them. Biases are positive and large, so that one added twice is
-    seen.
+    matter: a pipeline stage doesn't know them. Biases are positive, so that one added twice is seen, but
+    small beside activations: what all positions share is what the backward of a softmax cancels.
     """
     if how.role == "scale":
         return 1 + signed / 2
     if how.role != "matrix":
-        return 0.75 + signed / 4
+        return 0.25 + signed / 8
     rows, columns = how.global_shape[0], max(math.prod(how.global_shape[1:]), 1)
     row, column = index // columns, index % columns
     grow = 0.5 + (row.to(torch.float64) + 0.5) / rows

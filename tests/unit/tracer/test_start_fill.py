@@ -144,7 +144,9 @@ def test_adversarial_rows_grow_and_their_halves_cancel_at_any_width(width: int) 
     assert (halves[0] * halves[1] < 0).double().mean() > 0.95
     sizes = weight.square().mean(1).sqrt()
     assert 2 < sizes[-40:].mean() / sizes[:40].mean() < 3.2
-    assert sink.one("param", "bias", step=-1).min() >= 0.5
+    bias = sink.one("param", "bias", step=-1)
+    assert bias.min() >= 0.125
+    assert bias.max() <= 0.375
 
 
 def test_an_adversarial_vocabulary_has_its_largest_rows_last() -> None:
