@@ -11,8 +11,10 @@ import numpy as np
 
 from tensortrace.diff.infer import params, passes
 from tensortrace.diff.infer.content import Lines, Match, is_constant
-from tensortrace.diff.infer.found import Body, Found, FoundRename, FoundRule
-from tensortrace.diff.infer.grid import DATA, PART, STAGE, RankGrid, find_grid
+from tensortrace.diff.infer.context import Context, find_context
+from tensortrace.diff.infer.experts import Ownership, find_experts, lay_out
+from tensortrace.diff.infer.found import Body, Found, FoundRename, FoundRule, with_axis
+from tensortrace.diff.infer.grid import CONTEXT, DATA, PART, STAGE, RankGrid, find_grid, split_data
 from tensortrace.diff.infer.names import glob_of, offset_renames, offsets_of, other_renames
 from tensortrace.diff.infer.runs import Recorded, Slot, recorded, whole_params
 from tensortrace.diff.infer.values import CLOSE, distance, total
@@ -47,14 +49,24 @@ class _Search:
         self.renames: dict[int, list[Rename]] = {}
         self.grid = RankGrid({}, {own.rank: {STAGE: 0, DATA: 0, PART: 0} for own in b})
         self.by_rank = {own.rank: own for own in b}
+        self.context: Context | None = None
+        self.reference: tuple[int, passes.Reference] | None = None
 
     def run(self) -> Found:
         """Fill in everything and return it."""
         pairs = self._match_content()
+        names = {own.rank: list(own.params) for own in self.b}
+        if (ownership := find_experts(pairs, names)) and self._all_whole():
+            self._lay_out_experts(ownership)
+            return self.found
         self._find_names(pairs)
         self._find_grid()
+        self.context = self._find_context()
         cell = [self.by_rank[r] for r in self.grid.where if self.grid.where[r][DATA] == 0]
-        self.reference = passes.find_reference(self.a, cell)
+        if self.context:
+            self.reference = self.context.microbatch, self.context.reference
+        else:
+            self.reference = passes.find_reference(self.a, cell)
         if self.reference is None:
             self.found.notes.append(
                 "no pass of a has the rows of b's first microbatch: activations have no rules"
@@ -62,7 +74,51 @@ class _Search:
         self._place_params()
         self._rules_of_params()
         self._rules_of_passes()
-        return self.found
+        return with_axis(self.found, PART, CONTEXT) if self.context else self.found
+
+    def _all_whole(self) -> bool:
+        """Tell whether no rank holds a part of a parameter."""
+        return all(
+            match.dim == match.of and match.is_whole(self.whole[match.name].shape[match.of])
+            for match in self.matches.values()
+        )
+
+    def _lay_out_experts(self, ownership: Ownership) -> None:
+        known = passes.find_reference(self.a, self.b)
+
+        def off(module: str) -> float | None:
+            if known is None:
+                return None
+            microbatch, reference = known
+            slot = (Kind.ACTIVATION, module, "out")
+            own = next((o for o in self.b if slot in o.passes[microbatch]), None)
+            whole = reference.read(slot)
+            if own is None or whole is None:
+                return None
+            return distance(own.read(own.passes[microbatch][slot]), whole, scaled=False)
+
+        lay_out(self.found, ownership, self.b, off)
+
+    def _find_context(self) -> Context | None:
+        """Find ranks that hold equal parameters and parts of one sequence: they are the axis of parts."""
+        if DATA not in self.grid.axes or PART in self.grid.axes:
+            return None
+        context = find_context(self.a, [self.by_rank[rank] for rank in self.grid.line(DATA)])
+        if context is None:
+            return None
+        self.grid = split_data(self.grid, context.size)
+        self.found.axes = self.grid.axes
+        self.found.data = (DATA,) if DATA in self.grid.axes else ()
+        ranks = ", ".join(map(str, self.grid.line(PART)))
+        way = "an early and a late part each" if context.how == "zigzag" else "contiguous parts"
+        self.found.notes = [note for note in self.found.notes if not note.startswith(f"axis {DATA}:")]
+        self.found.undecided = [u for u in self.found.undecided if not u.startswith(f"axis {DATA}:")]
+        self.found.notes.append(
+            f"axis {CONTEXT}: ranks {ranks} hold equal parameters and were given {way} of the rows of a"
+        )
+        if context.swap:
+            self.found.swaps.append(f"positions of the input: {context.swap}")
+        return context
 
     def _match_content(self) -> dict[int, list[tuple[str, str]]]:
         """Match every parameter that says anything; return each rank's pairs of local and whole name."""
@@ -245,6 +301,7 @@ class _Search:
             return None
         ndim = len(parts[0][1].local_shape)
         candidates = [placed.candidate for placed in self.placed.values() if placed.split]
+        candidates += self.context.candidates() if self.context else []
         if found := passes.ways(parts, slot, reference, candidates):
             return Guess(passes.body_of(found[0], ndim, split_axis=PART in self.grid.axes), by_value=True)
         of_stages = (slot[1] == ROOT and slot[0] != Kind.ACTIVATION_GRAD) or slot[0] == Kind.LOSS

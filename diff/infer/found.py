@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -72,3 +73,18 @@ class Found:
     rules: list[FoundRule] = field(default_factory=list)
     swaps: list[str] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
+
+
+def with_axis(found: Found, axis: str, name: str) -> Found:
+    """Return a layout whose ``axis`` is called ``name``."""
+
+    def text(dims: str | None) -> str | None:
+        renamed = re.sub(rf"([\[,:]){axis}\b", rf"\1{name}", dims or "")
+        return renamed if dims is not None else None
+
+    rules = [
+        replace(rule, body=replace(rule.body, dims=text(rule.body.dims) or "", grad=text(rule.body.grad)))
+        for rule in found.rules
+    ]
+    axes = {name if own == axis else own: size for own, size in found.axes.items()}
+    return replace(found, axes=axes, rules=rules)

@@ -14,6 +14,10 @@ STAGE, DATA, PART = "pp", "dp", "tp"
 """The axes that inference can find: other layers, the same parameters again, other parts of them."""
 
 
+CONTEXT = "cp"
+"""What the axis of parts is called where its ranks hold equal parameters and parts of one sequence."""
+
+
 @dataclass(frozen=True)
 class RankGrid:
     """The axes in order with their sizes, and each rank's coordinate."""
@@ -56,6 +60,16 @@ def find_grid(layers: Mapping[int, frozenset[str]], parts: Mapping[int, tuple[in
         found="; ".join(f"rank {r}: {at}" for r, at in where.items()),
         expected="stages, parts and copies in row-major order", remedy="write the layout file by hand",
     )  # fmt: skip
+
+
+def split_data(grid: RankGrid, size: int) -> RankGrid:
+    """Return the grid whose copies are, ``size`` beside each other, parts."""
+    axes: dict[str, int] = {}
+    for axis, count in grid.axes.items():
+        sizes = {DATA: count // size, PART: size} if axis == DATA else {axis: count}
+        axes |= {name: n for name, n in sizes.items() if n > 1}
+    where = {r: at | {DATA: at[DATA] // size, PART: at[DATA] % size} for r, at in grid.where.items()}
+    return RankGrid(axes, where)
 
 
 def _in_order(order: Sequence[str], sizes: Mapping[str, int], where: Mapping[int, Mapping[str, int]]) -> bool:

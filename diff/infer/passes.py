@@ -36,12 +36,12 @@ def find_reference(whole: Sequence[Recorded], cell: Sequence[Recorded]) -> tuple
     """Return the cell's first microbatch and the reference's pass over its rows, by the root's inputs."""
     for own in cell:
         for microbatch in sorted(own.passes):
-            if (ids := _ids(own, microbatch)) is None:
+            if (ids := ids_of(own, microbatch)) is None:
                 continue
             for other in whole:
                 for number in sorted(other.passes):
-                    theirs = _ids(other, number)
-                    rows = None if theirs is None else _rows_in(ids, theirs)
+                    theirs = ids_of(other, number)
+                    rows = None if theirs is None else rows_in(ids, theirs)
                     if rows is not None and theirs is not None:
                         return microbatch, Reference(other, other.passes[number], rows, len(theirs))
     return None
@@ -112,7 +112,7 @@ def body_of(way: Joined, ndim: int, *, split_axis: bool) -> Body:
     return Body(" ".join([*names, *added]), None, way.term.sizes, way.term.valid, turned)
 
 
-def _ids(own: Recorded, microbatch: int) -> np.ndarray | None:
+def ids_of(own: Recorded, microbatch: int) -> np.ndarray | None:
     """Return what the root was first given."""
     for (kind, name, _), entry in own.passes[microbatch].items():
         if kind == Kind.INPUT and name == ROOT and entry.local_shape:
@@ -120,7 +120,8 @@ def _ids(own: Recorded, microbatch: int) -> np.ndarray | None:
     return None
 
 
-def _rows_in(ids: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
+def rows_in(ids: np.ndarray, theirs: np.ndarray) -> np.ndarray | None:
+    """Return which rows of ``theirs`` these are, None where some are none of them."""
     if ids.shape[1:] != theirs.shape[1:] or ids.dtype != theirs.dtype:
         return None
     at = {row.tobytes(): number for number, row in reversed(list(enumerate(theirs)))}

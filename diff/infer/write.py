@@ -41,8 +41,12 @@ def _rename(rename: FoundRename) -> list[str]:
     lines += ["[[rename]]", f"from = {_text(rename.glob)}", f"to = {_text(rename.to)}"]
     if rename.at:
         lines.append("at = { " + ", ".join(f"{axis} = {n}" for axis, n in rename.at) + " }")
+    tables: dict[str, list[str]] = {}
     for number, axis, table in rename.add:
-        lines.append(f"add = {{ {number} = {{ {axis} = [{', '.join(map(str, table))}] }} }}")
+        tables.setdefault(number, []).append(f"{axis} = [{', '.join(map(str, table))}]")
+    if tables:
+        texts = (f"{number} = {{ {', '.join(own)} }}" for number, own in tables.items())
+        lines.append(f"add = {{ {', '.join(texts)} }}")
     return lines
 
 
