@@ -87,13 +87,17 @@ class Recomputed(NamedTuple):
 
 @dataclass(frozen=True)
 class StepView:
-    """The first-pass boundaries of one step over all ranks, and what was recomputed of them."""
+    """The first-pass boundaries of one step over all ranks, and what was recomputed of them.
+
+    ``absent`` are the kinds that the run says it does not have.
+    """
 
     step: int
     items: dict[Slot, tuple[Item, ...]]
     parts: tuple[Part, ...]
     by_event: dict[tuple[int, int], tuple[Slot, Part | None]] = field(repr=False)
     recomputed: tuple[Recomputed, ...] = ()
+    absent: frozenset[str] = frozenset()
 
     def find(self, kind: Kind, *, phase: str | None = None) -> Iterable[tuple[Slot, tuple[Item, ...]]]:
         """Yield the slots of a kind, of one phase where given."""
@@ -243,7 +247,13 @@ class Catalog:
                 items[slot].append(Item(holder, entry, part, slot.call, cell))
         parts = {part for _, part in by_event.values() if part}
         frozen = {slot: tuple(held) for slot, held in items.items()}
-        return StepView(step, frozen, tuple(sorted(parts)), by_event, tuple(self._recomputed(again, found)))
+        recomputed = tuple(self._recomputed(again, found))
+        return StepView(step, frozen, tuple(sorted(parts)), by_event, recomputed, self._absent)
+
+    @cached_property
+    def _absent(self) -> frozenset[str]:
+        declared = [set(r.manifest.absent) for r in self.trace.ranks if r.manifest]
+        return frozenset(set.intersection(*declared)) if declared else frozenset()
 
     def _recomputed(
         self, again: Sequence[Member], found: Mapping[tuple[Slot, int], Sequence[Member]]

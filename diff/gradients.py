@@ -177,9 +177,20 @@ class Gradients:
         """Return what the optimizer consumed."""
         return _first(self.consumed_copies(name))
 
+    @cached_property
+    def by_program(self) -> bool:
+        """Whether the program updates its parameters itself, so that no optimizer consumed a gradient."""
+        return Kind.CLIPPED_GRAD in self.view.absent and not any(self._consumed.values())
+
     def unclipped_copies(self, name: str) -> tuple[Item, ...]:
-        """Return each rank's gradient before clipping."""
-        return self.before_clip_copies(name) or self.consumed_copies(name)
+        """Return each rank's gradient before clipping; without an optimizer it is the last rung there is."""
+        found = self.before_clip_copies(name) or self.consumed_copies(name)
+        if found or not self.by_program:
+            return found
+        rungs = (Kind.UNSCALED_GRAD, Kind.REDUCED_GRAD)
+        alone = tuple(_latest(self._window.get(name, [])))
+        reduced = next((copies for k in rungs if (copies := self.rung_copies(k, name))), ())
+        return reduced or (alone if len(alone) == 1 and not self.has_rung(Kind.REDUCED_GRAD) else ())
 
     def unclipped(self, name: str) -> Item | None:
         """Return the gradient before clipping: the rung at which runs are compared as they are."""
@@ -193,6 +204,17 @@ class Gradients:
             if item is None
             else Sum((Term(item, 1.0, (self.clipped_scale or 1.0) * (self.by_hand or 1.0)),))
         )
+
+    def last_seen(self, kind: Kind, name: str) -> Sum | None:
+        """Return a rung's gradient as recorded; where the run lacks the rung, that before it."""
+        item = self.rung(kind, name)
+        if item is not None:
+            return Sum((Term(item),))
+        if not self.by_program:
+            return self.unclipped_value(name)
+        if kind == Kind.UNSCALED_GRAD:
+            return self.last_seen(Kind.REDUCED_GRAD, name)
+        return self.window_sum(name)
 
     @cached_property
     def factors(self) -> Factors | None:

@@ -197,6 +197,20 @@ class StepPair:
         """Whether both runs left an update out because gradients overflowed under the loss scale."""
         return both_skipped(self.a, self.b)
 
+    def fitted_factor(self, kind: Kind) -> float | None:
+        """Return one factor from b's gradients at a rung to a's, where a run updates parameters itself.
+
+        What scales its gradients after the last rung is not seen there: it shows in the update.
+        """
+        names = self.gradients_a.names
+        sides = ((self.gradients_a.last_seen(kind, n), self.gradients_b.last_seen(kind, n)) for n in names)
+        return scalar_factor((y, x) for x, y in sides if x is not None and y is not None)
+
+    @property
+    def by_program(self) -> bool:
+        """Tell whether either run updates its parameters itself, so that no optimizer consumed a gradient."""
+        return self.gradients_a.by_program or self.gradients_b.by_program
+
     def group(self, part: Part) -> int | None:
         """Return the microbatch under which a part is compared; None where the splits differ."""
         return part.number if part.phase == "train" and self._same_split else None

@@ -20,6 +20,10 @@ from tensortrace.diff.scale import WEIGHT_TOLERANCE
 from tensortrace.diff.stream import Streamed, one, paired, zeros
 from tensortrace.tracer.types import Kind
 
+UP_TO_A_FACTOR = (
+    "parameters are updated by the program itself: what scales gradients after their reduction is not seen, "
+    "so reduced gradients are compared up to one factor, and the updates as they are"
+)
 _RUNGS = (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD)
 _EVENT_SLOTS = ("total_norm", "max_norm", "norm_type", "coefficient")
 
@@ -32,6 +36,8 @@ def window_slot(kind: Kind, name: str, slot: str, call: int = 0) -> Slot:
 def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
     """Add the comparisons of one step's gradient rungs to the plan."""
     plan_weights(pair, plan)
+    if pair.by_program:
+        plan.notes.append(UP_TO_A_FACTOR)
     names = sorted({*pair.gradients_a.names, *pair.gradients_b.names})
     _plan_clip_events(pair, plan)
     for name in names:
@@ -208,12 +214,19 @@ def _plan_local(name: str, pair: StepPair, plan: StepPlan) -> None:
 
 
 def _plan_gap(
-    slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], parents: tuple[Ref, ...], plan: StepPlan
+    slot: Slot,
+    a: tuple[Item, ...],
+    b: tuple[Item, ...],
+    parents: tuple[Ref, ...],
+    plan: StepPlan,
+    *,
+    counts: bool = True,
 ) -> None:
     """Note that at most one run recorded a boundary; nothing to note where neither did."""
     if a or b:
         side: Literal["a", "b"] = "a" if a else "b"
-        plan.one_sided.append(OneSided(side, slot, None, a or b, f"recorded only in {side}", parents=parents))
+        text = f"recorded only in {side}"
+        plan.one_sided.append(OneSided(side, slot, None, a or b, text, parents=parents, counts=counts))
 
 
 def part_scale(pair: StepPair) -> Callable[[Part], float]:
@@ -269,6 +282,8 @@ def _some(item: Item | None) -> tuple[Item, ...]:
 
 def _canonical_loader(kind: Kind, name: str, pair: StepPair) -> Callable[[], Assembled | Streamed]:
     def load() -> Assembled | Streamed:
+        if pair.by_program and kind != Kind.CLIPPED_GRAD:
+            return _up_to_a_factor(kind, name, pair)
         x = pair.gradients_a.canonical(kind, name)
         y = pair.gradients_b.canonical(kind, name, factor=_shared_factor(kind, pair))
         if x is None or y is None:
@@ -276,6 +291,14 @@ def _canonical_loader(kind: Kind, name: str, pair: StepPair) -> Callable[[], Ass
         return paired(x, y)
 
     return load
+
+
+def _up_to_a_factor(kind: Kind, name: str, pair: StepPair) -> Assembled | Streamed:
+    x, y = (g.last_seen(kind, name) for g in (pair.gradients_a, pair.gradients_b))
+    factor = pair.fitted_factor(kind)
+    if x is None or y is None or factor is None:
+        raise NotComparable("no factor between the runs' gradients is measurable")
+    return paired(x, y.scaled(factor))
 
 
 def _shared_factor(kind: Kind, pair: StepPair) -> float | None:
@@ -318,7 +341,8 @@ def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> 
     x, y = a.consumed(name), b.consumed(name)
     slot = window_slot(Kind.CLIPPED_GRAD, name, "grad")
     if x is None or y is None:
-        _plan_gap(slot, _some(x), _some(y), tuple(parents), plan)
+        counts = not (b if x else a).by_program
+        _plan_gap(slot, _some(x), _some(y), tuple(parents), plan, counts=counts)
         return
     magnitude = parents[0]
     events = range(max(len(final_events(v)) for v in (pair.a, pair.b)))

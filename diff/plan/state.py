@@ -17,6 +17,7 @@ from tensortrace.diff.plan.updates import own_error, without_noise
 from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import ROOT, Kind
 
+BY_ITSELF = "the other run updates its parameters itself: no optimizer is seen, nor its last update"
 _STATE = (Kind.OPTIMIZER_STATE, Kind.PARAM, Kind.BUFFER)
 
 
@@ -80,17 +81,19 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
         a = a or pair.before_a.items.get(slot, ())
         b = b or pair.before_b.items.get(slot, ())
     if not a or not b:
-        side = "a" if a else "b"
+        side, lacking = ("a", pair.gradients_b) if a else ("b", pair.gradients_a)
+        unseen = lacking.by_program and _is_unseen(slot, lacking.view)
         plan.one_sided.append(
             OneSided(
                 "a" if a else "b",
                 slot,
                 None,
                 by_rank(a or b),
-                f"recorded only in {side}",
+                BY_ITSELF if unseen else f"recorded only in {side}",
                 parents=parents,
                 earlier=earlier,
-                diverges=slot.kind != Kind.BUFFER,
+                diverges=slot.kind != Kind.BUFFER and not unseen,
+                counts=not unseen,
             )
         )
         return
@@ -110,6 +113,16 @@ def _summed(pair: StepPair) -> tuple[Ref, ...]:
     return tuple((None, window_slot(Kind.LOCAL_GRAD, name, "grad")) for name in names)
 
 
+def _is_unseen(slot: Slot, view: StepView) -> bool:
+    """Tell whether a run without optimizers can't show a state: an optimizer's, or that after its last step.
+
+    What the program does to parameters is seen when it goes on, or ends and still has them.
+    """
+    if slot.kind == Kind.PARAM:
+        return not any(s.slot == "model" for s, _ in view.find(Kind.PARAM))
+    return slot.kind == Kind.OPTIMIZER_STATE
+
+
 def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
     name, call = slot.name, slot.call
     before: tuple[Ref, ...] = ((None, window_slot(Kind.PARAM, name, "model")),)
@@ -120,14 +133,21 @@ def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[R
         return (), before
     schedule = tuple((None, s) for s in _group_slots(name, call, pair))
     schedule += tuple((None, s) for s in _skips(schedule, pair))
-    gradient = (None, window_slot(Kind.CLIPPED_GRAD, name, "grad"))
+    gradients = [(None, window_slot(kind, name, "grad")) for kind in _consumed(pair)]
     start = (None, window_slot(Kind.PARAM, name, "start"))
     if slot.kind == Kind.OPTIMIZER_STATE:
         own_before = ((None, slot._replace(call=0)),)
-        others = () if slot.slot == "step" else (gradient, start)
+        others = () if slot.slot == "step" else (*gradients, start)
         return (*others, *schedule), own_before
     state = tuple((None, window_slot(Kind.OPTIMIZER_STATE, name, s, call)) for s in states)
-    return (gradient, start, *schedule, *state), before
+    return (*gradients, start, *schedule, *state), before
+
+
+def _consumed(pair: StepPair) -> tuple[Kind, ...]:
+    """Return the rungs that an update reads: the last one, or any where a program updates by itself."""
+    if pair.gradients_a.by_program or pair.gradients_b.by_program:
+        return (Kind.CLIPPED_GRAD, Kind.UNSCALED_GRAD, Kind.REDUCED_GRAD, Kind.LOCAL_GRAD)
+    return (Kind.CLIPPED_GRAD,)
 
 
 def _group_slots(name: str, call: int, pair: StepPair) -> list[Slot]:
@@ -228,7 +248,8 @@ def _plan_groups(pair: StepPair, plan: StepPlan) -> None:
         parents = positions if slot.slot == "lr" else ()
         plan.comparisons = [c for c in plan.comparisons if c.slot != slot] if differs else plan.comparisons
         plan.comparisons.append(_exact(slot, x, y, parents, text=text))
-    _plan_membership(values_a, values_b, plan)
+    if not (pair.gradients_a.by_program or pair.gradients_b.by_program):
+        _plan_membership(values_a, values_b, plan)
 
 
 def _parameters(count: int) -> str:

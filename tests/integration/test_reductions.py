@@ -24,7 +24,11 @@ OF_ITS_OWN = ("unused", "joined", "in-backward")
 COARSE = ("fp16", "powersgd")
 PLANTED = (
     "ddp:quiet", "own:twice", "hand:left-out", "scattered:left-out", "flattened:left-out", "hand:early",
-    "joined:every",
+    "joined:every", "descent:rate", "descent:left-out",
+)  # fmt: skip
+WITHOUT_OPTIMIZER = (
+    ("descent", "descent"), ("descent", "subtracting"), ("sgd", "descent"), ("sgd", "rebinding"),
+    ("fused", "fused"),
 )  # fmt: skip
 
 
@@ -40,11 +44,17 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
     """Run every case in one launch on one rank and in one launch on two."""
     folder = tmp_path_factory.mktemp("reducing")
     told = []
-    launches = ((1, ("ddp", *OF_ITS_OWN)), (2, (*WRAPPED, *OF_ITS_OWN, *COARSE, *PLANTED)))
+    alone = tuple(dict.fromkeys(a for a, _ in WITHOUT_OPTIMIZER))
+    by_hand = tuple(dict.fromkeys(b for _, b in WITHOUT_OPTIMIZER))
+    launches = (
+        (1, ("ddp", *OF_ITS_OWN, *alone)),
+        (2, (*WRAPPED, *OF_ITS_OWN, *by_hand, *COARSE, *PLANTED)),
+    )
     for ranks, cases in launches:
         done = harness.run(harness.on_ranks(ranks, SCRIPT, folder / str(ranks), *cases))
         assert done.exit_code == 0, done.errors
         lines = [line.split() for line in done.output.splitlines()]
+        lines = [line for line in lines if line[0] in cases]  # torch warns, too
         assert sorted(name for name, *_ in lines) == sorted(cases * ranks), done.errors
         told += lines
     return Traces(folder, told)
@@ -82,6 +92,28 @@ def test_one_rank_and_two_of_the_same_program_are_equivalent(traces: Traces, cas
     result = diff(traces, case, case)
     assert result.verdict == "equivalent", result.headline
     assert result.coverage.by_kind[Kind.REDUCED_GRAD] == 3 * 6
+
+
+@pytest.mark.parametrize(("a", "b"), WITHOUT_OPTIMIZER)
+def test_updates_without_an_optimizer_make_steps(traces: Traces, a: str, b: str) -> None:
+    result = diff(traces, a, b)
+    assert result.verdict == "equivalent", result.headline
+    assert result.a.steps == result.b.steps == 3
+    assert result.coverage.by_kind[Kind.REDUCED_GRAD] == 3 * 6
+    assert result.coverage.by_kind[Kind.PARAM] >= 3 * 6  # at the start, and after two updates
+    assert any("compared up to one factor" in note for note in result.notes)
+
+
+def test_a_wrong_rate_without_an_optimizer_is_told_at_the_parameters(traces: Traces) -> None:
+    result = diff(traces, "descent", "descent:rate")
+    assert place(result)[:2] == (0, "param")
+    assert len([o for o in result.origins if o.where.step == 0]) == 6
+
+
+def test_a_parameter_left_out_without_an_optimizer_is_told_where_ranks_part(traces: Traces) -> None:
+    result = diff(traces, "descent", "descent:left-out")
+    assert place(result) == (0, "param", "second.weight")
+    assert result.causes[0].code == "replica.disagrees"
 
 
 def test_a_hook_that_rounds_is_told_at_the_reduction(traces: Traces) -> None:

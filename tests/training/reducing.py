@@ -53,6 +53,7 @@ class Case:
 
     spare = False
     unequal = False  # the last step has rows for rank 0 alone
+    microbatches = MICROBATCHES
 
     def __init__(self, bug: str) -> None:
         self.bug = bug
@@ -73,7 +74,7 @@ class Case:
         """Return this rank's microbatches, each every ``WORLD``-th row of a global one."""
         count = ROWS // 2 if self.unequal and step == STEPS - 1 else ROWS
         found = []
-        for _ in range(MICROBATCHES):
+        for _ in range(self.microbatches):
             rows = torch.randn(ROWS, WIDTH, generator=self.numbers)
             labels = torch.randint(0, CLASSES, (ROWS,), generator=self.numbers)
             mine = slice(RANK, None, WORLD)
@@ -82,7 +83,7 @@ class Case:
             elif count < ROWS:
                 mine = slice(0, count)
             found.append((rows[mine], labels[mine]))
-        self.total = count * MICROBATCHES
+        self.total = count * self.microbatches
         return found
 
     def train(self) -> None:
@@ -214,7 +215,9 @@ class Zero(Ddp):
 
 
 class FusedOptimizer(EverySync):
-    """DDP runs an optimizer for each parameter inside its hook."""
+    """DDP runs an optimizer for each parameter inside its hook, in each backward."""
+
+    microbatches = 1
 
     def wrap(self) -> None:
         super().wrap()
@@ -339,6 +342,13 @@ class InBackward(Case):
             yield from optimizer.state[parameter].values()
 
 
+class Sgd(ByHand):
+    """What ``Descent`` does, by an optimizer."""
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
 class Descent(ByHand):
     """Updates parameters without an optimizer."""
 
@@ -350,6 +360,15 @@ class Descent(ByHand):
         for parameter in self.net.parameters():
             parameter.data.add_(parameter.grad, alpha=-(0.2 if self.bug == "rate" else 0.1))
             parameter.grad = None
+
+
+class Rebinding(Descent):
+    """The same with new data in place of the old."""
+
+    def update(self) -> None:
+        for parameter in self.net.parameters():
+            parameter.data = parameter.data - 0.1 * parameter.grad
+        self.net.zero_grad()
 
 
 class Subtracting(Descent):
@@ -367,7 +386,7 @@ CASES: dict[str, Callable[[str], Case]] = {
     "hooked": Hooked, "fp16": Fp16, "own": OwnHook, "powersgd": PowerSgd,
     "joined": Joined, "zero": Zero, "fused": FusedOptimizer, "hand": ByHand, "scattered": Scattered,
     "flattened": Flattened, "flat-views": FlatViews, "in-hooks": InHooks, "in-backward": InBackward,
-    "descent": Descent, "subtracting": Subtracting,
+    "descent": Descent, "sgd": Sgd, "rebinding": Rebinding, "subtracting": Subtracting,
 }  # fmt: skip
 
 

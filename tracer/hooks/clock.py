@@ -81,6 +81,8 @@ class Clock:
 
     ``before_first`` runs once, when the first window is about to open; ``before_close`` when another is
     about to, ``on_open`` when one has opened, ``on_divide`` when a further microbatch has begun.
+    ``updated`` tells whether the program has updated parameters itself since the last backward, which ends
+    a window as an optimizer's step does; it is asked only while no optimizer has stepped at all.
     """
 
     def __init__(self) -> None:
@@ -90,6 +92,8 @@ class Clock:
         self.before_close: list[Callable[[], None]] = []
         self.on_open: list[Callable[[], None]] = []
         self.on_divide: list[Callable[[], None]] = []
+        self.updated: Callable[[], bool] = lambda: False
+        self.has_optimizer = False
         self._stepped = False
         self._stepped_by: set[int] = set()
         self._backward_ran = False
@@ -194,6 +198,7 @@ class Clock:
         if has_closure and (self.step == INIT_STEP or number in self._stepped_by):
             self._open()
         self._stepped_by.add(number)
+        self.has_optimizer = self.has_optimizer or self.step != INIT_STEP
         return self.step != INIT_STEP
 
     def optimizer_ended(self) -> None:
@@ -202,6 +207,8 @@ class Clock:
 
     def end(self) -> None:
         """Note that no window follows: do what is done before one closes."""
+        if self._backward_ran and not self.has_optimizer:
+            self.updated()
         _run(self.before_close)
 
     def take(self, moment: Moment, kind: Kind, name: str, slot: str) -> Call:
@@ -287,6 +294,8 @@ class Clock:
     def _enter(self, *, inside_optimizer: bool) -> None:
         """Open the next window or the next microbatch where what has happened so far ends the present one."""
         if self.step == INIT_STEP or (self._stepped and not inside_optimizer):
+            self._open()
+        elif self._backward_ran and not self.has_optimizer and self.updated():
             self._open()
         elif self._backward_ran:
             self._divide()

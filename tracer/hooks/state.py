@@ -16,6 +16,8 @@ from tensortrace.tracer.hooks.walk import is_plain, tensors_in
 from tensortrace.tracer.placements.zero import stepping
 from tensortrace.tracer.types import INIT_STEP, Kind, Meta
 
+NO_OPTIMIZER = "no optimizer has stepped"
+
 
 class State:
     """What a run carries from step to step."""
@@ -25,6 +27,8 @@ class State:
         self._digests = Digests()
         session.clock.before_first.append(self._record_init)
         session.clock.on_open.append(self._record_changes)
+        session.clock.updated = self._updated_by_hand
+        session.sink.absent(Kind.CLIPPED_GRAD, NO_OPTIMIZER)
 
     def record_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """Record parameters as an optimizer left them, and the buffers that changed meanwhile."""
@@ -35,6 +39,8 @@ class State:
 
     def record_optimizer(self, optimizer: Optimizer, at: Moment, call: int = 0) -> None:
         """Record every tensor and number of an optimizer's state, as far as this rank holds it."""
+        if at.step != INIT_STEP:
+            self._session.sink.absent(Kind.CLIPPED_GRAD, None)
         optimizer = stepping(optimizer)
         meta = Meta(optimizer=type(optimizer).__name__)
         for owner, entries in list(optimizer.state.items()):
@@ -46,6 +52,22 @@ class State:
                         tensor, at, Kind.OPTIMIZER_STATE, name, slot,
                         call=own, meta=meta, parameter=owner,
                     )  # fmt: skip
+
+    def _updated_by_hand(self) -> bool:
+        """Tell whether a parameter that the last backward reached has changed; record it and others if so.
+
+        Flat parameters say nothing: their wrapper moves what they are made of.
+        """
+        session, found = self._session, []
+        if next(session.flats.whole(), None) is not None:
+            return False
+        for parameter, name in session.names.parameters():
+            if id(parameter) in session.arrived and is_plain(parameter) and self._digests.changed(parameter):
+                found.append((parameter, name))
+        for parameter, name in found:
+            if session.wants(Kind.PARAM, name.name, session.clock.window(), parameter):
+                self._emit_parameter(parameter, name, session.clock.window(), "model")
+        return bool(found)
 
     def _record_init(self) -> None:
         session, at = self._session, Moment(INIT_STEP, None)

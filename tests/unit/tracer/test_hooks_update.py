@@ -312,3 +312,33 @@ def test_a_step_that_raised_does_not_hide_the_next_one() -> None:
             optimizer.step()
         optimizer.step()
     assert values(sink, "schedule", "optimizer.0", "skipped") == [0]
+
+
+def test_an_update_without_an_optimizer_ends_the_window() -> None:
+    # The loss w·x has the gradient x: from 1 by steps of a tenth of 2 + 3, then of 4 + 5.
+    with recording() as sink:
+        model = line()
+        for pair in ((2.0, 3.0), (4.0, 5.0)):
+            for x in pair:
+                model(torch.tensor([[x]])).sum().backward()
+            model.weight.data.add_(model.weight.grad, alpha=-0.1)
+            model.weight.grad = None
+        assert sink.absences.keys() >= {"clipped_grad"}
+    assert values(sink, "local_grad", "weight", "grad", microbatch=None) == [5.0, 9.0]
+    assert values(sink, "local_grad", "weight", "grad", step=1, microbatch=1) == [5.0]
+    assert values(sink, "param", "weight", "model") == pytest.approx([1.0, 0.5, -0.4], rel=1e-6)
+    assert sink.find("param", "weight", "start") == []
+
+
+def test_what_changes_between_microbatches_ends_no_window_where_there_is_an_optimizer() -> None:
+    with recording() as sink:
+        model = line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for _ in range(2):
+            for x in (2.0, 3.0):
+                model(torch.tensor([[x]])).sum().backward()
+                if optimizer.state or sink.find("schedule"):
+                    model.weight.data.mul_(0.5)
+            optimizer.step()
+    assert values(sink, "local_grad", "weight", "grad", microbatch=None) == [5.0, 5.0]
+    assert "clipped_grad" not in sink.absences
