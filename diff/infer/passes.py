@@ -22,14 +22,30 @@ class Reference:
     entries: Mapping[Slot, Entry]
     rows: np.ndarray
     count: int
+    positions: int | None = None
 
-    def read(self, slot: Slot) -> np.ndarray | None:
-        """Return a tensor, cut to the rows; None where it was not recorded."""
+    def readings(self, slot: Slot, shapes: Sequence[tuple[int, ...]] = ()) -> list[np.ndarray]:
+        """Return a tensor cut to the rows, in every way that its shape lets rows be found in it.
+
+        Rows are the first dimension or the second, or flattened with the positions, before them or behind.
+        ``shapes`` are those of the parts, which decide where two dimensions are as long as there are rows.
+        Empty where the tensor was not recorded.
+        """
         if slot not in self.entries:
-            return None
+            return []
         value = self.own.read(self.entries[slot])
-        whole = len(self.rows) == self.count and bool((self.rows == np.arange(self.count)).all())
-        return value if whole or value.ndim == 0 or value.shape[0] != self.count else value[self.rows]
+        if len(self.rows) == self.count and bool((self.rows == np.arange(self.count)).all()):
+            return [value]
+        dims = [dim for dim in range(min(value.ndim, 2)) if value.shape[dim] == self.count]
+        fewer = [d for d in dims if shapes and all(len(s) > d and s[d] == len(self.rows) for s in shapes)]
+        if dims:
+            return [np.take(value, self.rows, axis=dim) for dim in (fewer or dims)]
+        if self.positions and value.ndim and value.shape[0] == self.count * self.positions:
+            rest = value.shape[1:]
+            first = value.reshape(self.count, self.positions, *rest)[self.rows]
+            behind = value.reshape(self.positions, self.count, *rest)[:, self.rows]
+            return [cut.reshape(-1, *rest) for cut in (first, behind)]
+        return [value]
 
 
 def find_reference(whole: Sequence[Recorded], cell: Sequence[Recorded]) -> tuple[int, Reference] | None:
@@ -43,7 +59,9 @@ def find_reference(whole: Sequence[Recorded], cell: Sequence[Recorded]) -> tuple
                     theirs = ids_of(other, number)
                     rows = None if theirs is None else rows_in(ids, theirs)
                     if rows is not None and theirs is not None:
-                        return microbatch, Reference(other, other.passes[number], rows, len(theirs))
+                        return microbatch, Reference(
+                            other, other.passes[number], rows, len(theirs), *theirs.shape[1:2]
+                        )
     return None
 
 
@@ -51,11 +69,12 @@ def ways(
     parts: Sequence[tuple[Recorded, Entry]], slot: Slot, reference: Reference, candidates: Sequence[Candidate]
 ) -> list[Joined]:
     """Return how the parts of a boundary make the reference's tensor; empty where in no known way."""
-    whole = reference.read(slot)
-    if whole is None:
-        return []
     values = [own.read(entry) for own, entry in parts]
-    return ways_to_join(values, whole, candidates, scaled=slot[0] == Kind.ACTIVATION_GRAD)
+    for whole in reference.readings(slot, [value.shape for value in values]):
+        found = ways_to_join(values, whole, candidates, scaled=slot[0] == Kind.ACTIVATION_GRAD)
+        if found:
+            return found
+    return []
 
 
 def way_by_shape(
@@ -69,12 +88,13 @@ def way_by_shape(
 
     ``own`` is how the module's own parameter is split, which its output follows.
     """
-    whole = reference.read(slot)
     shapes = [entry.local_shape for _, entry in parts]
+    whole = next(iter(reference.readings(slot, shapes)), None)
     if whole is None or any(len(shape) != whole.ndim for shape in shapes):
         return None
-    if all(shape == whole.shape for shape in shapes):
-        return Joined("same", 0.0) if len({entry.digest for _, entry in parts}) == 1 else None
+    copies = len({entry.digest for _, entry in parts}) == 1
+    if copies or all(shape == whole.shape for shape in shapes):
+        return Joined("same", 0.0) if copies and shapes[0] == whole.shape else None
     last = whole.ndim - 1
     if own and slot[2] == "out" and own.size == whole.shape[last]:
         return Joined("split", 0.0, last, own.term) if not own.term.permutes else None
