@@ -14,7 +14,7 @@ from tensortrace.diff.compare import Sides
 from tensortrace.diff.plan.comparison import StepPair, coarser_eps, replica
 from tensortrace.diff.plan.gradients import window_slot
 from tensortrace.diff.stream import block_size, item_blocks, one
-from tensortrace.diff.update import Hypers, UpdateInputs, predict_param, predict_state
+from tensortrace.diff.update import Hypers, UpdateInputs, amplification, predict_param, predict_state
 from tensortrace.tracer.types import Kind
 
 
@@ -133,7 +133,10 @@ def _residue(slot: Slot, inputs: UpdateInputs, actual: np.ndarray) -> Sides:
     expected = _expected(slot, inputs)
     assert expected is not None  # the formula is known
     wide = actual.astype(np.float64)
-    return _unexplained(wide, expected), np.fmax(np.abs(wide), _terms(slot, inputs))
+    terms = np.fmax(np.abs(wide), _terms(slot, inputs))
+    if slot.kind == Kind.PARAM or slot.slot == "momentum_buffer":
+        terms = terms * amplification(inputs)
+    return _unexplained(wide, expected), terms
 
 
 def _unexplained(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:

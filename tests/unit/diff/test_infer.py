@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,11 @@ from tensortrace.diff.infer.found import Term
 from tensortrace.diff.infer.grid import find_grid
 from tensortrace.diff.infer.names import offset_renames, offsets_of, other_renames
 from tensortrace.diff.infer.params import place, straightened
+from tensortrace.diff.infer.passes import Reference
 from tensortrace.diff.infer.terms import find_term
 from tensortrace.diff.infer.values import Candidate, ways_to_join
 from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.types import Kind
 
 
 def term(size: int, *vectors: list[int]) -> Term | None:
@@ -152,3 +156,41 @@ def test_values_follow_the_blocks_of_a_parameter() -> None:
     candidate = Candidate(Term("(o1|o2)[tp]", ""), 8, vectors)
     [way] = ways_to_join([whole[:, v] for v in vectors], whole, [candidate], scaled=False)
     assert (way.dim, way.term) == (1, candidate.term)
+
+
+class Held:
+    """Stands for a rank that holds one tensor."""
+
+    def __init__(self, value: np.ndarray) -> None:
+        self.value = value
+
+    def read(self, entry: object) -> np.ndarray:
+        return self.value
+
+
+ROWS = np.array([2, 3])
+
+
+@pytest.mark.parametrize(
+    ("shape", "shapes", "expected"),
+    [
+        ((4, 6, 5), ((2, 6, 5),), lambda v: [v[2:]]),
+        ((6, 4, 5), ((6, 2, 5),), lambda v: [v[:, 2:]]),
+        ((4, 4, 5), ((4, 2, 5),), lambda v: [v[:, 2:]]),
+        ((24, 5), ((12, 5),), lambda v: [v[12:], v.reshape(6, 4, 5)[:, 2:].reshape(12, 5)]),
+        ((5,), ((5,),), lambda v: [v]),
+    ],
+    ids=["first", "second", "square", "flattened", "none"],
+)
+def test_rows_of_the_reference_are_found_wherever_they_are(
+    shape: tuple[int, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    expected: Callable[[np.ndarray], list[np.ndarray]],
+) -> None:
+    value = np.arange(np.prod(shape)).reshape(shape)
+    slot = (Kind.ACTIVATION, "m", "out")
+    reference = Reference(Held(value), {slot: None}, ROWS, 4, 6)  # type: ignore[arg-type, dict-item]
+    found = reference.readings(slot, shapes)
+    assert len(found) == len(expected(value))
+    for cut, wanted in zip(found, expected(value), strict=True):
+        np.testing.assert_array_equal(cut, wanted)

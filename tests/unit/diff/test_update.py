@@ -40,6 +40,16 @@ def _run(optimizer: type[torch.optim.Optimizer], steps: int = 3, **options: obje
         (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.1}),
         (torch.optim.Adam, {"lr": 0.1, "amsgrad": True, "maximize": True}),
         (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1}),
+        (torch.optim.RMSprop, {"lr": 0.1, "weight_decay": 0.1}),
+        (torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.9, "centered": True, "maximize": True}),
+        (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1}),
+        (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.3}),
+        (torch.optim.Adadelta, {"lr": 0.1, "weight_decay": 0.1}),
+        (torch.optim.Adamax, {"lr": 0.1, "weight_decay": 0.1}),
+        (torch.optim.NAdam, {"lr": 0.1, "weight_decay": 0.1}),
+        (torch.optim.NAdam, {"lr": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+        (torch.optim.RAdam, {"lr": 0.1, "weight_decay": 0.1}),
+        (torch.optim.RAdam, {"lr": 0.1, "betas": (0.9, 0.9), "decoupled_weight_decay": True}),
     ],
 )
 def test_a_step_is_predicted_to_float64(
