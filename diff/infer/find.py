@@ -92,7 +92,7 @@ class _Search:
             microbatch, reference = known
             slot = (Kind.ACTIVATION, module, "out")
             own = next((o for o in self.b if slot in o.passes[microbatch]), None)
-            whole = reference.read(slot)
+            whole = next(iter(reference.readings(slot)), None)
             if own is None or whole is None:
                 return None
             return distance(own.read(own.passes[microbatch][slot]), whole, scaled=False)
