@@ -56,13 +56,15 @@ def _find(a: Path, b: Path, output: Path, *, force: bool) -> int:
     say(f"{safe(str(output))}: {axes}; {count}")
     for note in found.notes:
         say(f"note: {safe(note, limit=1000)}")
+    for doubt in found.doubts:
+        say(f"doubt: {safe(doubt, limit=1000)}")
     for swap in found.swaps:
         say(f"swap: {safe(swap, limit=1000)}")
     for name in found.undecided:
         say(f"undecided: {safe(name, limit=1000)}")
     paths = shlex.join([safe(str(path), limit=400) for path in (a, b)])
     say(f"next: trace diff {paths} --layout {shlex.quote(safe(str(output), limit=400))}", err=True)
-    return 1 if found.swaps or found.undecided else 0
+    return 1 if found.swaps or found.doubts or found.undecided else 0
 
 
 def _check(path: Path, traces: tuple[Path, ...]) -> int:

@@ -14,7 +14,7 @@ from tensortrace.diff.infer.content import Lines, Match, is_constant
 from tensortrace.diff.infer.context import Context, find_context
 from tensortrace.diff.infer.experts import Ownership, find_experts, lay_out
 from tensortrace.diff.infer.found import Body, Found, FoundRename, FoundRule, with_axis
-from tensortrace.diff.infer.grid import CONTEXT, DATA, PART, STAGE, RankGrid, find_grid, split_data
+from tensortrace.diff.infer.grid import CONTEXT, DATA, PART, SHARDED, STAGE, RankGrid, find_grid, split_data
 from tensortrace.diff.infer.names import glob_of, offset_renames, offsets_of, other_renames
 from tensortrace.diff.infer.runs import Recorded, Slot, recorded, whole_params
 from tensortrace.diff.infer.values import CLOSE, distance, total
@@ -72,9 +72,31 @@ class _Search:
                 "no pass of a has the rows of b's first microbatch: activations have no rules"
             )
         self._place_params()
+        if self._parts_are_of_data():
+            self._rules_of_params(split_only=True)
+            return self._data_that_splits()
         self._rules_of_params()
         self._rules_of_passes()
         return with_axis(self.found, PART, CONTEXT) if self.context else self.found
+
+    def _parts_are_of_data(self) -> bool:
+        """Tell whether ranks that hold parts of parameters were given rows of their own, as under ZeRO."""
+        if PART not in self.grid.axes or self.context:
+            return False
+        line = [self.by_rank[rank] for rank in self.grid.line(PART)]
+        own = [passes.find_reference(self.a, [rank]) for rank in line]
+        given = [passes.ids_of(rank, found[0]) for rank, found in zip(line, own, strict=True) if found]
+        different = {ids.tobytes() for ids in given if ids is not None}
+        return len(different) == len(line)
+
+    def _data_that_splits(self) -> Found:
+        ranks = ", ".join(map(str, self.grid.line(PART)))
+        axis = DATA if DATA not in self.grid.axes else SHARDED
+        self.found.data = (*self.found.data, PART)
+        self.found.notes.append(
+            f"axis {axis}: ranks {ranks} hold parts of parameters and were given different inputs"
+        )
+        return with_axis(self.found, PART, axis)
 
     def _all_whole(self) -> bool:
         """Tell whether no rank holds a part of a parameter."""
@@ -253,10 +275,12 @@ class _Search:
             [distance(parts[0], whole, scaled=False), distance(total(parts), whole, scaled=False), *errors]
         )
 
-    def _rules_of_params(self) -> None:
+    def _rules_of_params(self, *, split_only: bool = False) -> None:
         grads = self._holders("grads")
         grouped: dict[str, list[FoundRule]] = defaultdict(list)
         for name, placed in self.placed.items():
+            if split_only and not placed.split:
+                continue
             marks = self._gradient_marks(name, placed, grads.get(name, {}))
             constant = is_constant(self.whole[name])
             evidence = "by shape: constant at init" if constant else "by content at init"
@@ -281,12 +305,43 @@ class _Search:
             return
         microbatch, reference = self.reference
         found: dict[tuple[str, str, str], dict[Kind, Guess]] = defaultdict(dict)
+        agree = self._copies_stay_copies()
         for stage in sorted({at[STAGE] for at in self.grid.where.values()}):
             for slot, parts in self._boundaries(stage, microbatch).items():
-                if body := self._body(slot, parts, reference, stage):
+                body = self._body(slot, parts, reference, stage)
+                agree = agree and (slot[0] != Kind.ACTIVATION_GRAD or (body is not None and body.by_value))
+                if body:
                     found[slot[1], slot[2], "loss" if slot[0] == Kind.LOSS else "pass"][slot[0]] = body
         if PART in self.grid.axes:
+            if not agree:
+                self._doubt_sums(found)
             self.found.rules += _merged(_of_passes(found))
+
+    def _copies_stay_copies(self) -> bool:
+        """Tell whether parameters that ranks hold copies of are still copies after the first update."""
+        for name, by_stage in self._holders("later").items():
+            placed = self.placed.get(name)
+            if placed and not placed.split:
+                for line in by_stage.values():
+                    if len({entry.digest for _, entry in line}) > 1:
+                        return False
+        return True
+
+    def _doubt_sums(self, found: dict[tuple[str, str, str], dict[Kind, Guess]]) -> None:
+        """Take no gradients for contributions to a sum where nothing shows that anybody adds them up.
+
+        A sum that backward forgot looks like a layout, except that what is computed from it is wrong.
+        """
+        for (name, slot, _), by_kind in found.items():
+            value, gradient = by_kind.get(Kind.ACTIVATION), by_kind.get(Kind.ACTIVATION_GRAD)
+            if not value or not gradient or not slot.startswith("out"):
+                continue
+            if f"same:{PART}" in value.body.dims and f"partial:{PART}" in gradient.body.dims:
+                del by_kind[Kind.ACTIVATION_GRAD]
+                self.found.doubts.append(
+                    f"{name} {slot}: ranks hold copies of the value and contributions to its gradient, and "
+                    "gradients that were computed from them are not a's: does backward add them up?"
+                )
 
     def _boundaries(self, stage: int, microbatch: int) -> dict[Slot, list[Holder]]:
         found: dict[Slot, list[Holder]] = defaultdict(list)

@@ -62,7 +62,8 @@ class Found:
     """A layout as it was found.
 
     ``axes`` in order with sizes. ``swaps`` are permutations under which the activations don't agree,
-    ``undecided`` tensors without a rule or with more than one that fits.
+    ``doubts`` gradients that look like contributions to a sum that nobody adds up, ``undecided`` tensors
+    without a rule or with more than one that fits.
     """
 
     axes: dict[str, int] = field(default_factory=dict)
@@ -73,6 +74,7 @@ class Found:
     rules: list[FoundRule] = field(default_factory=list)
     swaps: list[str] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
 
 def with_axis(found: Found, axis: str, name: str) -> Found:
@@ -87,4 +89,5 @@ def with_axis(found: Found, axis: str, name: str) -> Found:
         for rule in found.rules
     ]
     axes = {name if own == axis else own: size for own, size in found.axes.items()}
-    return replace(found, axes=axes, rules=rules)
+    data = tuple(name if own == axis else own for own in found.data)
+    return replace(found, axes=axes, data=data, rules=rules)

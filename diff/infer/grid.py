@@ -18,6 +18,10 @@ CONTEXT = "cp"
 """What the axis of parts is called where its ranks hold equal parameters and parts of one sequence."""
 
 
+SHARDED = "fsdp"
+"""What the axis of parts is called where it carries data, beside another that does."""
+
+
 @dataclass(frozen=True)
 class RankGrid:
     """The axes in order with their sizes, and each rank's coordinate."""

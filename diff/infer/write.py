@@ -12,6 +12,7 @@ def write_layout(found: Found, *, a: str, b: str) -> str:
     lines = [f"# Layout of {b}, found from {a} by `trace layout`."]
     lines += [f"# {note}" for note in found.notes]
     lines += [f"# SWAP {swap}" for swap in found.swaps]
+    lines += [f"# DOUBT {doubt}" for doubt in found.doubts]
     lines += [f"# UNDECIDED {name}" for name in found.undecided]
     lines += ["format = 1"]
     lines += [f"data = {_list(found.data)}"] if found.data else []
