@@ -18,6 +18,10 @@ from tests.integration.layouts import Case, Compared, Ran, diffed, launch, refer
 REFERENCE = Case("single", 1)
 SPREAD = [Case(name, 2, spread=f"--layout {name}") for name in ("ddp", "fsdp2", "fsdp1", "tp", "tp-sp", "pp")]
 MORE = [Case(name, 2, spread=f"--layout {name}") for name in ("hsdp", "fsdp1-flat", "zero1")]
+BY_HAND = [
+    Case("cp", 2, "--whole-attention", "--layout cp", layout="cp"),
+    Case("cp-zigzag", 2, "--whole-attention", "--layout cp-zigzag", layout="cp-zigzag"),
+]
 TIED = "--depth 3 --tied"
 MISTAKES = [
     Case("swapped", 2, spread="--layout tp", plant="kv-blocks-read-swapped"),
@@ -56,8 +60,8 @@ pytestmark = pytest.mark.slow
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Ran]:
     """Record all layouts with drawn parameters and masks, on one rank and on two."""
     folder, options = tmp_path_factory.mktemp("drawn"), (*OWN, "--dropout", "0.25")
-    one = launch(folder / "one", 1, [REFERENCE], *options, start=DRAWN)
-    return one, launch(folder / "two", 2, SPREAD, *options, start=DRAWN)
+    one = launch(folder / "one", 1, [REFERENCE, *references(BY_HAND)], *options, start=DRAWN)
+    return one, launch(folder / "two", 2, [*SPREAD, *BY_HAND], *options, start=DRAWN)
 
 
 @pytest.fixture(scope="module")
@@ -156,10 +160,10 @@ def test_each_row_has_the_same_mask_on_every_layout(drawn: tuple[Ran, Ran], case
     assert np.array_equal(found[lengths], reference[lengths])
 
 
-@pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*SPREAD, *BY_HAND], ids=lambda case: case.name)
 def test_every_layout_is_equivalent_though_all_draw_their_own(drawn: tuple[Ran, Ran], case: Case) -> None:
     one, two = drawn
-    compared = diffed(one.trace(REFERENCE), two.trace(case))
+    compared = diffed(one.trace(case.reference() if case in BY_HAND else REFERENCE), two.trace(case))
     assert compared.result.verdict == "equivalent", compared.summary()
 
 

@@ -52,6 +52,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--experts", action="store_true")
     parser.add_argument("--batch-norm", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--whole-attention", action="store_true", help="attention drops nothing")
     parser.add_argument("--warm", action="store_true", help="the optimizer has stepped before the training")
     parser.add_argument("--own-seed", action="store_true", help="each layout and rank draws its own numbers")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
@@ -63,7 +64,7 @@ def train(options: argparse.Namespace) -> Outcome:
     """Train under the layout, in the process group that is open, and return what came out."""
     shape = Shape(
         options.depth, options.kv_heads, options.tied, options.experts, options.batch_norm,
-        options.vocabulary, options.dropout,
+        options.vocabulary, options.dropout, not options.whole_attention,
     )  # fmt: skip
     seed = sum(options.layout.encode()) + int(os.environ.get("RANK", "0")) if options.own_seed else 0
     layout = LAYOUTS[options.layout](build(shape, getattr(torch, options.dtype), seed), options)

@@ -36,6 +36,7 @@ class Shape:
     batch_norm: bool = False
     vocabulary: int = VOCABULARY
     dropout: float = 0.0
+    attention_dropout: bool = True
 
 
 def causal_mix(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, dropout: float = 0.0) -> Tensor:
@@ -118,7 +119,7 @@ class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(WIDTH)
-        self.attention = Attention(shape.kv_heads, shape.dropout)
+        self.attention = Attention(shape.kv_heads, shape.dropout if shape.attention_dropout else 0.0)
         self.mlp_norm = nn.LayerNorm(WIDTH)
         self.mlp = Experts() if shape.experts else MLP(shape.dropout)
         self.dropout = nn.Dropout(shape.dropout)

@@ -36,7 +36,7 @@ def install(hooks: Hooks, start: Start, *, layout: str | None = None) -> None:
         path = Path(start.init_from)
         session.clock.before_first.insert(0, _or_refuse(lambda: load(parts(), path)))
     if start.dropout_seed is not None:
-        dropout = Dropout(hooks, start.dropout_seed, padding=start.pad_id)
+        dropout = Dropout(hooks, start.dropout_seed, padding=start.pad_id, layout=layout)
         attend = attention.replacement(dropout, eager=start.eager_attention)
         session.patches.function(F.scaled_dot_product_attention, attend)
         dropout.install()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -15,19 +16,38 @@ from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.geometry import LayoutError
 from tensortrace.tracer.hooks import Hooks, guard
 from tensortrace.tracer.hooks.clock import Moment
-from tensortrace.tracer.placements import split
+from tensortrace.tracer.placements import Spec, split
 from tensortrace.tracer.placements.descent import laid_out_as
+from tensortrace.tracer.rules import LayoutFileError
 from tensortrace.tracer.start.cuts import Unknown, starts_of
 from tensortrace.tracer.start.generator import key_of
-from tensortrace.tracer.start.masks import kept, shape_of
+from tensortrace.tracer.start.masks import Begin, kept, shape_of
 from tensortrace.tracer.start.numbering import Numbering
 from tensortrace.tracer.start.refusal import refuse
 from tensortrace.tracer.start.relay import Relay
-from tensortrace.tracer.start.rows import Given, Rows, identify, padding_of
+from tensortrace.tracer.start.rows import (
+    Given,
+    Piece,
+    Rows,
+    identify,
+    joined,
+    padding_of,
+    pieces,
+    token_ids,
+)
+from tensortrace.tracer.start.spread import Runs, Spread
 from tensortrace.tracer.types import INIT_STEP, ROOT
 
 ALPHA = -1.7580993408473766
 """The negative saturation of SELU, which alpha dropout sets elements to."""
+
+_MODULES = {
+    module.forward.__code__
+    for module in (
+        nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
+    )
+}  # fmt: skip
+"""Modules whose whole input is dropped from: a rule of a layout file for the input tells how it lies."""
 
 _ATTENTION = F.multi_head_attention_forward.__code__
 
@@ -43,7 +63,9 @@ class Site(NamedTuple):
 class Dropout:
     """Draws the masks of one process. Rows are those of the root forward that the call belongs to."""
 
-    def __init__(self, hooks: Hooks, seed: int, *, padding: int | None = None) -> None:
+    def __init__(
+        self, hooks: Hooks, seed: int, *, padding: int | None = None, layout: str | None = None
+    ) -> None:
         self._session = hooks.session
         self._modules = hooks.modules
         self._seed = seed
@@ -52,6 +74,8 @@ class Dropout:
         self._numbering = Numbering(hooks.session.clock)
         self._padding = padding
         self._relay = Relay(hooks.session)
+        self._spread = Spread(layout)
+        self._by_position: tuple[int, int, Runs] | None = None
 
     def install(self) -> None:
         """Watch root forwards, and replace the functions that draw masks."""
@@ -74,19 +98,20 @@ class Dropout:
         """Tell whether masks are ours: in a window, while the recording lasts."""
         return guard.is_active() and self._session.clock.step != INIT_STEP
 
-    def mask(self, tensor: torch.Tensor, p: float, *, features: bool, merged: bool) -> torch.Tensor:
+    def mask(
+        self, tensor: torch.Tensor, p: float, *, features: bool, merged: bool, is_input: bool = False
+    ) -> torch.Tensor:
         """Return which elements stay (bool); with ``features`` one for each row and channel.
 
-        Ends the program where the rows of the tensor aren't known.
+        ``is_input`` tells that the tensor is what the innermost module was given. Ends the program where the
+        rows of the tensor aren't known.
         """
         with guard.alone(), torch.no_grad(), unobserved():
             site, rows = self._site()
             local, spec = split(tensor)
-            try:
-                starts = starts_of(tensor, local, spec)
-            except (Unknown, LayoutError) as error:
-                refuse(f"dropout in {site.name}: which part of the whole this is can't be told: {error}")
-            key = key_of(self._seed, "dropout", site.name, site.at.step, site.number)
+            starts = self._starts(site, tensor, local, spec, is_input=is_input)
+            name = self._spread.name(site.name)
+            key = key_of(self._seed, "dropout", name, site.at.step, site.number)
             dims = 2 if features else local.dim()
             shape = rows and shape_of(local.shape[:dims], rows, starts=starts[:dims], merged=merged)
             if rows is None or shape is None:
@@ -94,6 +119,26 @@ class Dropout:
             stays = kept(key, p, rows, shape, local.device)
             stays = stays.reshape(*stays.shape, *(1 for _ in local.shape[dims:]))
             return stays if spec is None else laid_out_as(tensor, stays.expand(local.shape).contiguous())
+
+    def _starts(
+        self, site: Site, tensor: torch.Tensor, local: torch.Tensor, spec: Spec | None, *, is_input: bool
+    ) -> tuple[Begin, ...]:
+        """Return where the local part begins along each dimension; ends the program where that's unknown."""
+        shape = tuple(local.shape)
+        try:
+            if spec is None and is_input and (found := self._spread.begins(site.name, shape)) is not None:
+                return found
+            if self._by_position is None:
+                return starts_of(tensor, local, spec)
+            rows, positions, runs = self._by_position
+            if len(shape) == 3 and shape[:2] == (rows, positions) != shape[1:]:
+                return 0, runs, 0
+            why = (
+                "positions are spread over ranks, and the layout file has no rule for a Dropout's input here"
+            )
+        except (Unknown, LayoutError, LayoutFileError) as error:
+            why = str(error)
+        refuse(f"dropout in {site.name}: which part of the whole this is can't be told: {why}")
 
     def name(self) -> str:
         """Return the name of the module that is being called."""
@@ -111,8 +156,11 @@ class Dropout:
         ) -> torch.Tensor:
             if not training or not 0 < p <= 1 or not self.active():
                 return original(input, p, training, inplace)
-            merged = sys._getframe(1).f_code is _ATTENTION
-            dropped = apply(input, self.mask(input, p, features=features, merged=merged), p)
+            caller = sys._getframe(1).f_code
+            stays = self.mask(
+                input, p, features=features, merged=caller is _ATTENTION, is_input=caller in _MODULES
+            )
+            dropped = apply(input, stays, p)
             return input.copy_(dropped) if inplace else dropped
 
         return dropout
@@ -131,10 +179,27 @@ class Dropout:
 
     def _root_began(self, at: Moment, given: Given) -> None:
         with torch.no_grad(), unobserved():
-            rows = identify([(slot, split(tensor)[0]) for slot, tensor in given], self._padding)
+            local = [(slot, split(tensor)[0]) for slot, tensor in given]
+            rows = self._from_parts(at, local) or identify(local, self._padding)
         if rows is not None:
             self._rows[at] = rows
             self._relay.give(at, rows)
+
+    def _from_parts(self, at: Moment, given: Given) -> Rows | None:
+        """Return the rows whose positions are spread over ranks by hand; None where they aren't."""
+        named = token_ids(given)
+        try:
+            known = named and self._spread.positions(named[0], tuple(named[1].shape))
+        except LayoutFileError as error:
+            refuse(f"dropout: {error}")
+        if named is None or not known:
+            return None
+        self._by_position = (named[1].shape[0], named[1].shape[1], known.runs)
+        mine = [piece.written() for piece in pieces(given, known.runs, self._padding)]
+        texts = self._relay.exchange(at, json.dumps(mine), known.ranks)
+        if texts is None:
+            refuse("dropout: the ranks that hold the other positions of these rows told nothing of them")
+        return joined([Piece.read(p) for text in texts for p in json.loads(text)], named[1].shape[1])
 
     def _check(self) -> None:
         modules = list(dict.fromkeys(module for module, _, _ in self._session.names.owned()))

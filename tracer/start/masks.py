@@ -10,23 +10,26 @@ import torch
 from tensortrace.tracer.start.generator import key_of, mix_all, signed
 from tensortrace.tracer.start.rows import Rows
 
+Begin = int | tuple[tuple[int, int], ...]
+"""The global index of a dimension's first element, or the runs of global indices that it consists of."""
+
 
 class Shape(NamedTuple):
     """A local tensor as [rows, *rest]: how it is viewed so, and the global indices of the rest.
 
     ``merged`` is how many indices of the first dimension belong to one row, 0 where it is a dimension of
-    its own; ``rows_dim`` where the rows lie. ``starts`` is the global index of the first element of each
-    further dimension.
+    its own; ``rows_dim`` where the rows lie. ``starts`` says where each further dimension begins in the
+    whole.
     """
 
     rows_dim: int
     merged: int
     rest: tuple[int, ...]
-    starts: tuple[int, ...]
+    starts: tuple[Begin, ...]
 
 
 def shape_of(
-    shape: Sequence[int], rows: Rows, *, starts: Sequence[int] = (), merged: bool = False
+    shape: Sequence[int], rows: Rows, *, starts: Sequence[Begin] = (), merged: bool = False
 ) -> Shape | None:
     """Return how a tensor holds the rows, or None where it doesn't seem to.
 
@@ -59,7 +62,8 @@ def kept(key: int, p: float, rows: Rows, shape: Shape, device: torch.device) -> 
     numbers = mix_all(rows.numbers.to(device) ^ signed(key))
     counters = numbers.reshape(-1, *(1 for _ in shape.rest))
     for dim, (size, start) in enumerate(zip(shape.rest, shape.starts, strict=True)):
-        index = torch.arange(start, start + size, device=device)
+        runs = ((start, start + size),) if isinstance(start, int) else start
+        index = torch.cat([torch.arange(*run, device=device) for run in runs])
         step = signed(key_of(0, "dimension", dim) | 1)
         counters = counters + (index * step).reshape(-1, *(1 for _ in shape.rest[dim + 1 :]))
     upper = (mix_all(counters) >> 11) & ((1 << 53) - 1)

@@ -14,6 +14,10 @@ Given = Sequence[tuple[str, torch.Tensor]]
 """(slot, tensor) of what the root module was given, in order."""
 
 
+ALL = 1 << 62
+"""Instead of a last position: every position of the row counts."""
+
+
 class Rows(NamedTuple):
     """The rows of one forward: int64 of shape [rows]; ``positions`` is None where the input has none."""
 
@@ -28,14 +32,77 @@ def identify(given: Given, padding: int | None = None) -> Rows | None:
     positions that a mask of the same shape leaves out don't count, or where there is no mask trailing
     ``padding``, so that a row is the same whatever it is padded to.
     """
-    tokens = next((t for _, t in given if t.dim() == 2 and _is_integer(t)), None)
-    if tokens is not None:
+    named = token_ids(given)
+    if named is not None:
+        tokens = named[1]
         return Rows(_fold(tokens.to(torch.int64), _valid(tokens, given, padding)), tokens.shape[1])
     first = next((t for _, t in given if t.dim() >= 1 and t.shape[0]), None)
     if first is None:
         return None
     bits = _bits(first.detach()).reshape(first.shape[0], -1)
     return Rows(_fold(bits, None), first.shape[1] if first.dim() >= 3 else None)
+
+
+def token_ids(given: Given) -> tuple[str, torch.Tensor] | None:
+    """Return slot and tensor of what is taken for token ids: the first integer matrix."""
+    return next(((slot, t) for slot, t in given if t.dim() == 2 and _is_integer(t)), None)
+
+
+class Piece(NamedTuple):
+    """What a run of positions that one rank holds tells of each row; int64 of shape [rows] each.
+
+    ``last`` is the last position that isn't padding, -1 where there is none, ALL where padding isn't left
+    out. ``until`` sums the row's terms up to it, ``all`` those of all positions.
+    """
+
+    start: int
+    last: torch.Tensor
+    until: torch.Tensor
+    all: torch.Tensor
+
+    def written(self) -> list[object]:
+        """Return numbers for JSON."""
+        return [self.start, self.last.tolist(), self.until.tolist(), self.all.tolist()]
+
+    @classmethod
+    def read(cls, numbers: list[object]) -> Piece:
+        """Return what ``written`` wrote."""
+        start, *rest = numbers
+        assert isinstance(start, int)
+        return cls(start, *(torch.tensor(row, dtype=torch.int64) for row in rest))
+
+
+def pieces(given: Given, runs: Sequence[tuple[int, int]], padding: int | None) -> list[Piece]:
+    """Return what this rank's positions, the global ``runs`` one after the other, tell of its rows."""
+    named = token_ids(given)
+    assert named is not None
+    tokens = named[1].to(torch.int64)
+    masked = _valid(tokens, given, None)
+    found, begin = [], 0
+    for start, stop in runs:
+        part = tokens[:, begin : begin + stop - start]
+        at = torch.arange(start, stop, device=tokens.device)
+        terms = mix_all(part + mix_all(at))
+        if masked is not None:
+            terms = torch.where(masked[:, begin : begin + stop - start], terms, 0)
+        every = terms.sum(1)
+        last, until = torch.full_like(every, ALL), every
+        if masked is None and padding is not None:
+            last = torch.where(part != padding, at, -1).amax(1)
+            until = torch.where(at <= last[:, None], terms, 0).sum(1)
+        found.append(Piece(start, last, until, every))
+        begin += stop - start
+    return found
+
+
+def joined(found: Sequence[Piece], positions: int) -> Rows:
+    """Return the rows that all pieces make together; ``positions`` is how many this rank holds."""
+    top = torch.stack([piece.last for piece in found]).amax(0)
+    total = torch.zeros_like(top)
+    for piece in found:
+        before = torch.where(top > piece.start, piece.all, 0)
+        total = total + torch.where(piece.last == top, piece.until, before)
+    return Rows(mix_all(torch.where(top < 0, 0, total)), positions)
 
 
 def padding_of(modules: Sequence[nn.Module]) -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensortrace.tracer.start.masks import kept, shape_of
-from tensortrace.tracer.start.rows import Rows, identify
+from tensortrace.tracer.start.masks import Begin, kept, shape_of
+from tensortrace.tracer.start.rows import Piece, Rows, identify, joined, pieces
 
 ROWS = Rows(torch.tensor([11, -7, 5]), 6)
 
@@ -15,7 +15,7 @@ def mask(
     shape: tuple[int, ...],
     *,
     rows: Rows = ROWS,
-    starts: tuple[int, ...] = (),
+    starts: tuple[Begin, ...] = (),
     merged: bool = False,
     key: int = 99,
 ) -> torch.Tensor:
@@ -84,3 +84,43 @@ def test_rows_of_numbers_are_told_by_their_bits() -> None:
     first, second, third = found.numbers.tolist()
     assert first == third != second
     assert identify([("in.0", torch.tensor(1.0))]) is None
+
+
+RUNS = {
+    "contiguous": [[(0, 4)], [(4, 8)]],
+    "zigzag": [[(0, 2), (6, 8)], [(2, 6)]],
+    "three": [[(0, 3)], [(3, 6)], [(6, 8)]],
+}
+TOKENS = torch.tensor(
+    [[5, 6, 7, 8, 9, 1, 2, 3], [5, 6, 7, 0, 9, 0, 0, 0], [4, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 7]]
+)
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS)
+def test_ranks_that_hold_parts_of_the_positions_name_rows_as_one_rank_does(
+    runs: list[list[tuple[int, int]]], padding: int | None
+) -> None:
+    whole = identify([("in.0", TOKENS)], padding)
+    assert whole is not None
+    told = []
+    for own in runs:
+        part = torch.cat([TOKENS[:, a:b] for a, b in own], 1)
+        told += [piece.written() for piece in pieces([("in.0", part)], own, padding)]
+    assert torch.equal(joined([Piece.read(p) for p in told], 4).numbers, whole.numbers)
+
+
+def test_a_mask_of_the_positions_leaves_out_the_same_on_parts() -> None:
+    mask = torch.tensor([[1, 1, 0, 1, 1, 1, 0, 0]] * 4)
+    whole = identify([("in.0", TOKENS), ("in.kw.attention_mask", mask)], 0)
+    assert whole is not None
+    told: list[Piece] = []
+    for a, b in ((0, 5), (5, 8)):
+        told += pieces([("in.0", TOKENS[:, a:b]), ("in.kw.attention_mask", mask[:, a:b])], [(a, b)], 0)
+    assert torch.equal(joined(told, 5).numbers, whole.numbers)
+
+
+def test_positions_in_several_runs_have_their_parts_of_the_mask() -> None:
+    whole = mask((3, 8, 10))
+    part = mask((3, 4, 10), starts=(0, ((0, 2), (6, 8)), 0))
+    assert torch.equal(part, torch.cat([whole[:, :2], whole[:, 6:]], 1))
