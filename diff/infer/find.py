@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensortrace.diff.infer import params, passes
+from tensortrace.diff.infer.constants import changes, fits
 from tensortrace.diff.infer.content import Lines, Match, is_constant
 from tensortrace.diff.infer.context import Context, find_context
 from tensortrace.diff.infer.experts import Ownership, find_experts, lay_out
@@ -49,6 +50,7 @@ class _Search:
         self.renames: dict[int, list[Rename]] = {}
         self.grid = RankGrid({}, {own.rank: {STAGE: 0, DATA: 0, PART: 0} for own in b})
         self.by_rank = {own.rank: own for own in b}
+        self.evidence: dict[str, str] = {}
         self.context: Context | None = None
         self.reference: tuple[int, passes.Reference] | None = None
 
@@ -218,27 +220,63 @@ class _Search:
         return found
 
     def _place_params(self) -> None:
-        shapes = {name: value.shape for name, value in self.whole.items()}
-        for name, by_stage in self._holders("params").items():
-            if name not in shapes:
-                self.found.undecided.append(f"{name}: no parameter of a has this name or content")
-                continue
+        known_names = {name: by for name, by in self._holders("params").items() if name in self.whole}
+        for name in self._holders("params").keys() - known_names.keys():
+            self.found.undecided.append(f"{name}: no parameter of a has this name or content")
+        says_nothing = {name for name in known_names if is_constant(self.whole[name])}
+        for name in sorted(known_names, key=lambda name: name in says_nothing):  # these may lie as others do
+            by_stage = known_names[name]
             line = next(iter(by_stage.values()))
-            matches = [self.matches.get((own.rank, entry.name)) for own, entry in line]
-            known = [m for m in matches if m is not None]
-            if not known:
-                matches = [params.constant_match(name, own.read(entry), shapes) for own, entry in line]
-            elif len(known) < len(matches):
-                matches = [
-                    m or _nothing_of(known[0], own, entry)
-                    for m, (own, entry) in zip(matches, line, strict=True)
-                ]
-            whole = [m for m in matches if m is not None]
-            placed = params.place(whole, shapes[name]) if len(whole) == len(matches) else None
-            if placed is None:
-                self.found.undecided.append(f"{name}: {_why(line, known, shapes[name])}")
+            if name in says_nothing and self._place_constant(name, line):
                 continue
-            self.placed[name] = self._judged(name, placed, next(iter(by_stage)))
+            self._place_by_content(name, line, next(iter(by_stage)))
+
+    def _place_by_content(self, name: str, line: list[Holder], stage: int) -> None:
+        shapes = {name: value.shape for name, value in self.whole.items()}
+        matches = [self.matches.get((own.rank, entry.name)) for own, entry in line]
+        known = [m for m in matches if m is not None]
+        if not known:
+            matches = [params.constant_match(name, own.read(entry), shapes) for own, entry in line]
+        elif len(known) < len(matches):
+            matches = [
+                m or _nothing_of(known[0], own, entry) for m, (own, entry) in zip(matches, line, strict=True)
+            ]
+        whole = [m for m in matches if m is not None]
+        placed = params.place(whole, shapes[name]) if len(whole) == len(matches) else None
+        if placed is None:
+            self.found.undecided.append(f"{name}: {_why(line, known, shapes[name])}")
+            return
+        self.placed[name] = self._judged(name, placed, stage)
+
+    def _place_constant(self, name: str, line: Sequence[Holder]) -> bool:
+        """Place a parameter that is constant at init by what the first step made of it; tell if it was.
+
+        What lies on all ranks whole is left to its shape; there the first update only bears that out.
+        """
+        candidates = [placed.candidate for placed in self.placed.values() if placed.split]
+        theirs = next((own for own in self.a if name in own.params), None)
+        for what, parts, whole, scaled in changes(theirs, name, line) if theirs else ():
+            if all(part.shape == whole.shape for part in parts):
+                same = max(distance(part, whole, scaled=scaled) for part in parts) < CLOSE
+                if same and np.any(whole):
+                    self.evidence[name] = f"constant at init: whole by {what}"
+                return False
+            found = fits(parts, whole, candidates, scaled=scaled)
+            if not found:
+                continue
+            placed = found[0].placed
+            ways = {fit.placed.term.text for fit in found} if not placed.swap else set()
+            if len(ways) > 1:
+                self.found.undecided.append(
+                    f"{name}: constant at init, and {what} fits {' and '.join(sorted(ways))}"
+                )
+                return True
+            if placed.swap:
+                self.found.swaps.append(f"{name}: {placed.swap}; constant at init, but {what} tells")
+            self.placed[name] = replace(placed, swap="")
+            self.evidence[name] = f"constant at init: by {what}"
+            return True
+        return False
 
     def _judged(self, name: str, placed: params.Placed, stage: int) -> params.Placed:
         """Return a placement; a permutation is one only if the module's activations agree under it."""
@@ -284,6 +322,7 @@ class _Search:
             marks = self._gradient_marks(name, placed, grads.get(name, {}))
             constant = is_constant(self.whole[name])
             evidence = "by shape: constant at init" if constant else "by content at init"
+            evidence = self.evidence.get(name, evidence)
             body = params.body_of(placed, self.grid, marks)
             grouped[glob_of(name)].append(FoundRule(name, "*", (), body, evidence))
         self.found.rules += _merged(grouped)

@@ -52,12 +52,12 @@ def place(matches: Sequence[Match], shape: tuple[int, ...]) -> Placed | None:
         if not term.permutes:
             return Placed(term, dim, of, len(shape), vectors, size)
         straight = find_term([_sorted(v) for v in vectors], size, name, PART)
-        return Placed(term, dim, of, len(shape), vectors, size, _exchanges(vectors) if straight else "")
+        return Placed(term, dim, of, len(shape), vectors, size, exchanges(vectors) if straight else "")
     ordered = tuple(_sorted(v) for v in vectors)
     if not (term := find_term(ordered, size, name, PART)):
         ordered = tuple(sorted(ordered, key=lambda v: int(v[0])))
         term = find_term(ordered, size, name, PART)
-    return Placed(term, dim, of, len(shape), ordered, size, _exchanges(vectors)) if term else None
+    return Placed(term, dim, of, len(shape), ordered, size, exchanges(vectors)) if term else None
 
 
 def straightened(placed: Placed) -> Placed:
@@ -112,7 +112,8 @@ def _sorted(vector: np.ndarray) -> np.ndarray:
     return np.concatenate([kept, vector[vector < 0]])
 
 
-def _exchanges(vectors: Sequence[np.ndarray]) -> str:
+def exchanges(vectors: Sequence[np.ndarray]) -> str:
+    """Say which lines stand elsewhere than contiguous parts would have them."""
     texts = []
     for number, vector in enumerate(vectors):
         own = vector[vector >= 0]

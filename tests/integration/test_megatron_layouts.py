@@ -132,6 +132,20 @@ def test_data_parallel_copies_of_a_mesh_are_found(folder: Path) -> None:
     assert_equivalent(diff(one, b, "--layout", str(file)))
 
 
+@pytest.mark.slow
+def test_biases_of_zeros_lie_as_their_first_update_says(folder: Path) -> None:
+    one = recorded(folder, "one-constant", 1, "--constant")
+    b = recorded(folder, "constant", 2, "--tp", 2, "--sp", "--constant")
+    file, done = found(one, b)
+    assert done.exit_code == 0, done.output
+    leaves = [leaf for leaf in LEAVES if "bias" in leaf or "norm" in leaf]
+    assert {leaf: rule_of(file, f"layers.{{n}}.{leaf}") for leaf in leaves} == {
+        "attn.qkv.bias": "o[tp]", "attn.proj.bias": "o same:tp", "mlp.gate_up.bias": "(o1|o2)[tp]",
+        "mlp.down.bias": "o same:tp", "norm1.weight": "o same:tp", "norm2.weight": "o same:tp",
+    }  # fmt: skip
+    assert_equivalent(diff(one, b, "--layout", str(file)))
+
+
 PLANTS = {
     "gate-up": (("--tp", 2), ("init", "param", "layers.0.mlp.gate_up.")),
     "bias": (("--tp", 2), (0, "activation", "layers.0.attn.proj")),

@@ -421,7 +421,10 @@ def main() -> None:
     with torch.no_grad():
         for name, p in model.named_parameters():
             named = global_name(name, grid)
-            p.copy_(part(named, whole(named, args.kv_heads, seed), grid, args))
+            value = whole(named, args.kv_heads, seed)
+            if args.constant and (name.endswith("bias") or "norm" in name):
+                value.fill_(1.0 if "norm" in name else 0.0)
+            p.copy_(part(named, value, grid, args))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
     for step in range(args.steps):
         losses = []
@@ -463,6 +466,7 @@ def arguments() -> argparse.Namespace:
     for axis in ("tp", "pp", "dp"):
         parser.add_argument(f"--{axis}", type=int, default=1)
     parser.add_argument("--sp", action="store_true")
+    parser.add_argument("--constant", action="store_true", help="begin with biases of zeros, norms of ones")
     parser.add_argument("--kv-heads", type=int, default=4, help="1 where tensor parallel ranks share it")
     parser.add_argument(
         "--batches", type=int, default=0, help="of the whole program; 0 for one per data rank"

@@ -145,3 +145,52 @@ def test_exchanged_experts_are_a_swap_where_their_module_differs(
     [rename] = layout.renames
     assert swap.startswith("layers.{n}.mlp.experts.*: owner 0 holds ")
     assert rename.add == (("e", "ep", (0, 2)),), "the file is the one without the swap"
+
+
+ZERO = np.zeros(8, np.float32)
+STEP = np.random.default_rng(5).normal(size=8).astype(np.float32) * 0.01
+RIGHT = ([0, 1, 4, 5], [2, 3, 6, 7])
+
+
+def constants(
+    folder: Path, weights: tuple[list[int], ...], *owned: list[int], step: np.ndarray = STEP
+) -> Found:
+    """Return the layout of ranks whose weight's rows are ``weights``, and whose bias changed as ``owned``."""
+    up = np.random.default_rng(4).normal(size=(8, 3)).astype(np.float32)
+    a = [param("up.weight", up), param("up.bias", ZERO), param("up.bias", step, 0)]
+    ranks = [
+        [param("up.weight", up[rows]), param("up.bias", ZERO[own]), param("up.bias", step[own], 0)]
+        for rows, own in zip(weights, owned, strict=True)
+    ]
+    return found(folder, a, *ranks)
+
+
+def test_a_bias_of_zeros_lies_as_its_first_update_says(tmp_path: Path) -> None:
+    blocks = constants(tmp_path / "blocks", RIGHT, *RIGHT)
+    assert (blocks.swaps, blocks.undecided) == ([], [])
+    assert dims(blocks, "up.bias") == "(o1|o2)[tp]"
+    other = constants(tmp_path / "other", RIGHT, [0, 1, 2, 3], [4, 5, 6, 7])
+    assert (other.swaps, other.undecided) == ([], [])
+    assert dims(other, "up.bias") == "o[tp]", "not as the weight lies, but as its own values say"
+
+
+def test_zeros_that_are_whole_on_all_ranks_stay_whole(tmp_path: Path) -> None:
+    layout = constants(tmp_path, RIGHT, list(range(8)), list(range(8)))
+    assert dims(layout, "up.bias") == "o same:tp"
+    [evidence] = [rule.evidence for rule in layout.rules if rule.name == "up.bias"]
+    assert evidence == "constant at init: whole by its first update"
+
+
+@pytest.mark.parametrize("owned", [([2, 3, 6, 7], [0, 1, 4, 5]), ([4, 5, 0, 1], [6, 7, 2, 3])])
+def test_zeros_on_the_wrong_ranks_or_in_the_wrong_order_are_a_swap(
+    tmp_path: Path, owned: tuple[list[int], ...]
+) -> None:
+    layout = constants(tmp_path, RIGHT, *owned)
+    [swap] = layout.swaps
+    assert swap.startswith("up.bias: ")
+    assert dims(layout, "up.bias") == "(o1|o2)[tp]", "the file is the one without the swap"
+
+
+def test_zeros_whose_update_says_nothing_are_undecided(tmp_path: Path) -> None:
+    layout = constants(tmp_path, RIGHT, *RIGHT, step=np.full(8, 0.5, np.float32))
+    assert layout.undecided == ["up.bias: constant at init, and its first update fits (o1|o2)[tp] and o[tp]"]
