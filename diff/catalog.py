@@ -18,7 +18,7 @@ from tensortrace.diff.ties import Ties, renamed, tied
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.selection import Selection
-from tensortrace.tracer.types import INIT_STEP, ROOT, Entry, Kind
+from tensortrace.tracer.types import COMPILED, INIT_STEP, ROOT, Entry, Kind
 
 ROW_KINDS = SAMPLE_KINDS
 """Kinds that belong to one forward and backward pass over some rows of the batch."""
@@ -110,6 +110,15 @@ class StepView:
     def named(self, kind: Kind, name: str) -> Sequence[Slot]:
         """Return the slots of one kind and name, in the order in which they were recorded."""
         return self._by_name.get((kind, name), ())
+
+    @cached_property
+    def compiled(self) -> frozenset[str]:
+        """The modules whose call is a graph of torch.compile, inside which nothing is observed."""
+        return frozenset(
+            slot.name
+            for slot, items in self.find(Kind.ACTIVATION)
+            if any(item.entry.meta.text == COMPILED for item in items)
+        )
 
     @cached_property
     def _by_name(self) -> dict[tuple[Kind, str], list[Slot]]:
@@ -316,13 +325,18 @@ def _placer(trace: Trace) -> Placer:
         if source.manifest
         for name, mesh in source.manifest.meshes.items()
     }
-    labelled = {
-        (meshes[(source.rank, entry.shard.mesh)], entry.shard)
+    shards = [
+        (entry, (meshes[(source.rank, entry.shard.mesh)], entry.shard))
         for source in trace.ranks
         for entry in source.entries
-        if entry.kind in SAMPLE_KINDS and entry.shard and (source.rank, entry.shard.mesh) in meshes
-    }
+        if entry.shard and (source.rank, entry.shard.mesh) in meshes
+    ]
+    labelled = {placed for entry, placed in shards if entry.kind in SAMPLE_KINDS}
+    compiled = any(entry.meta.text == COMPILED for source in trace.ranks for entry in source.entries)
+    spread = {placed for entry, placed in shards if compiled and entry.kind == Kind.PARAM}
     rules = trace.layout if isinstance(trace, RelaidTrace) else None
     declared = (rules.mesh, rules.axes_of_data) if rules else None
-    cells = find_cells((source.rank for source in trace.ranks), labelled, meshes.values(), declared)
+    cells = find_cells(
+        (source.rank for source in trace.ranks), labelled, meshes.values(), declared, spread=spread
+    )
     return Placer(cells, meshes)

@@ -48,12 +48,17 @@ def find_cells(
     labelled: Iterable[tuple[Mesh, Shard]],
     meshes: Iterable[Mesh],
     declared: tuple[Mesh, tuple[str, ...]] | None = None,
+    *,
+    spread: Iterable[tuple[Mesh, Shard]] = (),
 ) -> Cells:
     """Join ranks along every axis on which a sample-kind tensor is anything but different data.
 
     ``labelled`` are the meshes and shards of sample-kind entries, ``meshes`` all that were declared.
     ``declared`` is a layout file's mesh, with the axes that it says carry data: all others join.
+    ``spread`` are parameters whose module's calls nothing is seen of (a compiled graph): an axis on which
+    they are spread and no wrapper's data is joins as well.
     """
+    labelled = list(labelled)
     joined: dict[tuple[Mesh, int], None] = {}
     if declared:
         mesh, data = declared
@@ -61,6 +66,17 @@ def find_cells(
     for mesh, shard in labelled:
         for axis, placement in enumerate(shard.placements):
             if placement.kind != "data":
+                joined[(mesh, axis)] = None
+    of_data = {
+        line
+        for mesh, shard in labelled
+        for axis, placement in enumerate(shard.placements)
+        if placement.kind == "data"
+        for line in lines(mesh, axis)
+    }
+    for mesh, shard in spread:
+        for axis, placement in enumerate(shard.placements):
+            if placement.dim is not None and not of_data & set(lines(mesh, axis)):
                 joined[(mesh, axis)] = None
     for mesh in meshes:
         joined |= {(mesh, axis): None for axis, name in enumerate(mesh.axes) if name == PIPELINE}

@@ -25,6 +25,9 @@ OF_RECORDED = "direct"
 """``meta.op`` of a loss whose scores are a recorded tensor's values: no rounding lies between the two."""
 
 
+COMPILED = "compiled"
+"""``meta.text`` of the activations of a compiled module: the calls inside its graph are not observed."""
+
 STAGE = "(stage "
 """How the name of a pipeline stage's own module begins, as in ``(stage 1)``: no other program has it."""
 

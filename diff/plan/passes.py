@@ -165,10 +165,16 @@ def _excuse(slot: Slot, lacking: StepView) -> str:
     """Return why a run does not have a boundary that it need not have, "" where it should."""
     if slot.name.startswith(STAGE):
         return "what pipeline stages exchange"
+    if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD) and _is_inside(slot.name, lacking.compiled):
+        return "inside a graph of torch.compile, which is not observed"
     of_loss = {s.slot for s in lacking.named(Kind.LOSS, slot.name)} if slot.kind == Kind.LOSS else set()
     if "sum" in of_loss and not of_loss & {"target", "value"} and slot.slot in ("target", "value"):
         return "a loss written by hand is its sum, its count and its weights"
     return ""
+
+
+def _is_inside(name: str, modules: Iterable[str]) -> bool:
+    return any(name != module and (module == ROOT or name.startswith(f"{module}.")) for module in modules)
 
 
 def _known_arithmetic(

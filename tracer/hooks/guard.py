@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch.utils.data import get_worker_info
 
+from tensortrace.tracer.hooks.frames import leave_out
 from tensortrace.tracer.hooks.sink import Sink
 
 P = ParamSpec("P")
@@ -103,6 +104,7 @@ def guard(name: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
                 sink.fail(name, error)
             return None
 
+        leave_out(guarded)
         return guarded
 
     return decorate

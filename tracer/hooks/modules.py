@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from torch import fx, nn
 from tensortrace.tracer.hooks import uses
 from tensortrace.tracer.hooks.activation_grads import GradHooks
 from tensortrace.tracer.hooks.clock import Moment
+from tensortrace.tracer.hooks.frames import leave_out, pass_through
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.names import ModuleName
 from tensortrace.tracer.hooks.optimizer_depth import inside_optimizer
@@ -22,7 +24,7 @@ from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.hooks.walk import tensors_of_call, tensors_of_result
 from tensortrace.tracer.placements import Place, in_use, is_dtensor, own_class
-from tensortrace.tracer.types import COUPLES_ROWS, ROOT, Kind, Meta
+from tensortrace.tracer.types import COMPILED, COUPLES_ROWS, ROOT, Kind, Meta
 
 
 class Frame:
@@ -83,11 +85,17 @@ class Modules:
 
         @functools.wraps(original_compile)
         def compile(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-            original_compile(self, *args, **kwargs)
+            self.__dict__["_call_impl"] = types.MethodType(original_call, self)  # which it will compile
+            try:
+                original_compile(self, *args, **kwargs)
+            finally:
+                del self.__dict__["_call_impl"]
             compiled = self._compiled_call_impl
             if compiled is not None:
                 modules.watch_compiled(self, compiled)
 
+        pass_through(_call_impl)
+        leave_out(Modules.unwind)
         self._session.patches.attribute(nn.Module, "_call_impl", _call_impl)
         self._session.patches.attribute(nn.Module, "compile", compile)
 
@@ -107,6 +115,7 @@ class Modules:
                 self.unwind(frame)
             return result
 
+        pass_through(call)
         module._compiled_call_impl = call
         reference = weakref.ref(module)
 
@@ -130,7 +139,7 @@ class Modules:
         opens_root = not stack and not session.clock.is_recompute()
         inside_compiled = bool(stack) and stack[-1].compiled and stack[-1].name == name.name
         frame = Frame(name, records=not name.wraps and not inside_compiled, opens_root=opens_root)
-        frame.compiled = name.compiled
+        frame.compiled = name.compiled or inside_compiled
         is_root = all(not outer.records for outer in stack) and not session.clock.is_recompute()
         stack.append(frame)
         if module._forward_hooks and in_use():
@@ -231,7 +240,7 @@ class Modules:
         *,
         is_root: bool,
     ) -> None:
-        frame.meta = self._describe(module)
+        frame.meta = self._describe(module, frame)
         parent = self._parent(frame)
         given = tensors_of_call(args, kwargs)
         frame.places = self._places.of_inputs(module, frame.entered, given)
@@ -290,7 +299,7 @@ class Modules:
             self.grads.watch(tensor, at, name, slot, call.number, total=not is_output, spec=own)
         return event
 
-    def _describe(self, module: nn.Module) -> Meta:
+    def _describe(self, module: nn.Module, frame: Frame) -> Meta:
         return Meta(
             module=own_class(module).__name__,
             training=module.training,
@@ -298,13 +307,15 @@ class Modules:
             autocast=_autocast_dtype(module),
             op=COUPLES_ROWS if _couples_rows(module) else None,
             source=user_line(),
+            text=COMPILED if frame.compiled else None,
         )
 
 
 def _assumed(meta: Meta) -> Meta:
     return Meta(
         module=meta.module, training=meta.training, grad_enabled=meta.grad_enabled,
-        autocast=meta.autocast, source=meta.source, op=meta.op, assumed=True,
+        autocast=meta.autocast, source=meta.source, op=meta.op, text=meta.text,
+        assumed=True,
     )  # fmt: skip
 
 

@@ -236,11 +236,20 @@ def test_a_copied_or_replaced_layer_is_named_by_where_it_stands_now() -> None:
     assert {kept.boundary.name for kept in sink.find("activation")} == {"(root)", "0", "1"}
 
 
+class Chain(nn.Sequential):
+    """A module of the program's own: torch.compile leaves the frames of torch's files alone."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        for part in self:
+            rows = part(rows)
+        return rows
+
+
 @pytest.mark.parametrize("how", ["call", "in place"])
 def test_a_compiled_module_is_seen_from_outside_without_a_graph_break(how: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    model = Chain(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     x = torch.ones(4, 2)
     expected = model(x).detach()
     with recording() as sink:
@@ -256,6 +265,18 @@ def test_a_compiled_module_is_seen_from_outside_without_a_graph_break(how: str) 
     assert sink.find("activation", "0.0") == []
     assert len(sink.find("activation_grad", "0", "out")) == 2
     assert len(sink.find("local_grad", "0.0.weight", "grad", microbatch=1)) == 1
+
+
+def test_a_module_of_which_torch_compiles_nothing_stays_so() -> None:
+    torch._dynamo.reset()
+    graphs: list[object] = []
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    with recording() as sink:
+        outer = Chain(model)
+        outer[0].compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
+        outer(torch.ones(4, 2)).sum().backward()
+    assert graphs == []
+    assert len(sink.find("activation", "0", "out")) == 1
 
 
 class Two(nn.Module):
