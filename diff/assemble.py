@@ -95,6 +95,8 @@ def _label(
         return "positions"
     if unlabelled and dim < 2 and all(size == e.rows for size, e in sizes):
         return "rows"
+    if dim == 0 and all(e.packed and e.rows == 1 and size == e.positions for size, e in sizes):
+        return "flat"  # the tokens of the one row: they follow its documents, not their places in the row
     if before.count("positions") < 2 and all(size == e.positions for size, e in sizes):
         return "positions"
     if unlabelled and dim == 0 and all(e.positions and size == e.rows * e.positions for size, e in sizes):
@@ -190,6 +192,8 @@ def _stack_rows(
 ) -> Assembled:
     if not pairs:
         raise NotComparable("no row of one run is a row of the other")
+    if not {"positions", "flat"} & set(labels) and any(x.packed or y.packed for x, y in pairs):
+        raise NotComparable("it has one entry for a row in which several documents are packed")
     values_a = {part: item.read() for part, item in of_a.items()}
     values_b = {part: item.read() for part, item in of_b.items()}
     left: list[np.ndarray] = []

@@ -15,14 +15,15 @@ import numpy as np
 import xxhash
 
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
+from tensortrace.diff.documents import find_documents
 from tensortrace.tracer.types import ROOT, Kind
 
 
 class Row(NamedTuple):
     """One sample: the part that saw it, its number there, and its valid positions [start, stop).
 
-    An ``idle`` row is of nothing but what mask or loss ignore: it fills up a batch and takes no part in
-    the objective.
+    Of a packed row each document is a sample: ``packed``. An ``idle`` row is of nothing but what mask or
+    loss ignore: it fills up a batch and takes no part in the objective.
     """
 
     part: Part
@@ -31,17 +32,20 @@ class Row(NamedTuple):
     stop: int
     digest: bytes
     idle: bool = False
+    packed: bool = False
 
 
 class Extent(NamedTuple):
     """Sizes of one part's batch: rows and padded positions; positions is None where there are none.
 
-    ``time_major``: the first dimension of the batch are the positions, the second the rows.
+    ``time_major``: the first dimension of the batch are the positions, the second the rows. ``packed``: some
+    row holds several documents.
     """
 
     rows: int
     positions: int | None
     time_major: bool = False
+    packed: bool = False
 
     def by_row(self, flat: np.ndarray) -> np.ndarray:
         """Return a tensor of one or several entries per token, flattened, as [rows, entries]."""
@@ -52,11 +56,15 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one step of one run, and the extent of each part."""
+    """The rows of one step of one run, and the extent of each part.
+
+    ``lengths`` are digests of tensors that say nothing but how long the documents in a row are.
+    """
 
     rows: tuple[Row, ...]
     extents: dict[Part, Extent]
     notes: tuple[str, ...] = ()
+    lengths: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -111,20 +119,32 @@ def read_batch(view: StepView, phase: str, *, guess_padding: bool = False, time_
     Padding is what mask or loss ignore; with ``guess_padding`` also a token that rows end in repeatedly.
     """
     inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
+    digests: dict[tuple[Part, str], str] = {}
     for part, slot, item in _given(view, phase):
         if slot.call == 0 and item.source.stored(item.entry) and item.entry.local_shape:
             inputs[part][slot.slot] = item.read()
+            digests[part, slot.slot] = item.entry.digest
     if time_major:
         inputs = defaultdict(dict, {part: _turned(tensors) for part, tensors in inputs.items()})
     ignored, several = _ignored_positions(view, phase, inputs, time_major=time_major), _several(view, phase)
     pad, notes = _pad_value(inputs, ignored, guess=guess_padding)
     rows: list[Row] = []
     extents: dict[Part, Extent] = {}
+    lengths: set[str] = set()
     for part in sorted(inputs, key=lambda p: (p.number, p.rank)):
         extents[part] = _extent(inputs[part])._replace(time_major=time_major)
         found = _rows_of_part(part, inputs[part], extents[part], ignored.get(part), pad)
+        extents[part] = extents[part]._replace(packed=any(row.packed for row in found))
+        lengths |= {digests[part, name] for name in _lengths(inputs[part])}
         rows += found if part not in several else [row._replace(idle=False) for row in found]
-    return Batch(tuple(rows), extents, notes)
+    return Batch(tuple(rows), extents, notes, frozenset(lengths))
+
+
+def _lengths(tensors: dict[str, np.ndarray]) -> list[str]:
+    """Return the names of inputs that are cumulative lengths of documents."""
+    tokens = _tokens(tensors)
+    documents = None if tokens is None else find_documents(tensors, tokens)
+    return [name for name in documents.told_by if tensors[name].ndim == 1] if documents else []
 
 
 def _several(view: StepView, phase: str) -> set[Part]:
@@ -355,6 +375,9 @@ def _rows_of_part(
     pad: int | None,
 ) -> list[Row]:
     tokens = _tokens(tensors)
+    documents = None if tokens is None else find_documents(tensors, tokens)
+    if documents is not None:
+        tensors = {name: value for name, value in tensors.items() if name not in documents.told_by}
     rows = []
     for index in range(extent.rows):
         start, stop = 0, extent.positions or 0
@@ -366,7 +389,10 @@ def _rows_of_part(
             if start >= stop:  # a row of nothing but padding keeps its full length
                 start, stop = 0, len(skip)
         idle = ignored is not None and bool(ignored[index].all())
-        rows.append(Row(part, index, start, stop, _identity(tensors, index, extent, start, stop), idle))
+        pieces = documents.divide(index, start, stop) if documents else [(start, stop)]
+        for first, last in pieces:
+            identity = _identity(tensors, index, extent, first, last)
+            rows.append(Row(part, index, first, last, identity, idle, len(pieces) > 1))
     return rows
 
 

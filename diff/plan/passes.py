@@ -30,6 +30,10 @@ Ref = tuple[int | None, Slot]
 _SUMMED = ("sum", "count")
 _UNUSED = "nothing consumed this output and no gradient reached it, unlike others of the same call"
 
+_PACKED = "it says how long packed documents are, and the runs pack them differently"
+
+Side = Literal["a", "b", "both"]
+
 
 def plan_passes(pair: StepPair, plan: StepPlan) -> None:
     """Add the comparisons of one step's forward and backward passes to the plan."""
@@ -44,7 +48,10 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
             continue  # chunked losses are summed under call 0
         unused = edges.unused(slot)
         for microbatch, a, b in _groups(slot, pair):
-            if unused and a and b:
+            if _other_packing(a, b, pair):
+                side: Side = "both" if a and b else "a" if a else "b"
+                plan.one_sided.append(OneSided(side, slot, microbatch, (*a, *b), _PACKED, counts=False))
+            elif unused and a and b:
                 plan.one_sided.append(OneSided("both", slot, microbatch, (*a, *b), _UNUSED, counts=False))
             else:
                 _plan_one(slot, microbatch, a, b, pair, plan, edges)
@@ -70,6 +77,16 @@ def plan_rows(pair: StepPair, plan: StepPlan) -> None:
             text = f"{len(left)} rows were given only to {side}"
             one: Literal["a", "b"] = "a" if side == "a" else "b"
             plan.one_sided.append(OneSided(one, ROWS, None, by_rank(items), text, diverges=True))
+
+
+def _other_packing(a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> bool:
+    """Tell whether a tensor holds nothing but the lengths of documents, which are matched one by one."""
+    pairing, known = pair.pairing, (pair.batch_a.lengths, pair.batch_b.lengths)
+    if not any(known) or pairing.by_order or pairing.only_a or pairing.only_b:
+        return False
+    if {item.entry.digest for item in a} == {item.entry.digest for item in b}:
+        return False
+    return all(i.entry.digest in lengths for items, lengths in zip((a, b), known, strict=True) for i in items)
 
 
 def _judged_loss(slot: Slot, pair: StepPair) -> bool:
