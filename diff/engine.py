@@ -27,6 +27,7 @@ from tensortrace.diff.unlabelled import Rules, resolve
 from tensortrace.diff.verdict import state_result
 from tensortrace.tracer.errors import BadRequest, DamagedTrace
 from tensortrace.tracer.reader import Trace, check
+from tensortrace.tracer.reader_check import torn_ends
 from tensortrace.tracer.types import INIT_STEP, Kind
 
 Progress = Callable[[int, int], None]
@@ -75,7 +76,8 @@ def compare(
         left, right = Catalog(trace_a), Catalog(trace_b)
         Catalog.tie(left, right)
         alignment = align_steps(left, right, options.align)
-        notes = [*alignment.notes, *start_notes(trace_a, trace_b), *notes_a, *notes_b]
+        notes = [*_torn(opened_a), *_torn(opened_b), *alignment.notes]
+        notes += [*start_notes(trace_a, trace_b), *notes_a, *notes_b]
         notes += _execute(execution, left, right, alignment, options, progress)
         if not execution.compared and not execution.gaps and (options.kinds or options.include):
             raise BadRequest(
@@ -92,6 +94,12 @@ def compare(
             notes,
             options.allow_missing,
         )
+
+
+def _torn(trace: Trace) -> list[str]:
+    """Return what segments lack behind their last tensor, where what is lost is no tensor."""
+    found = (problem for rank in trace.ranks for problem in torn_ends(rank))
+    return [f"{problem}: damaged, though every tensor is there; see `trace check`" for problem in found]
 
 
 def _verify(*paths: Path) -> None:

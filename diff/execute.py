@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled, NotComparable
-from tensortrace.diff.catalog import Item, StepView
+from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.compare import EPS, is_exact, measure_blocks, summed_error
 from tensortrace.diff.logical import Unplaceable, no_layout
@@ -43,6 +43,7 @@ _BYTES_SUFFICE = frozenset(
         Kind.BUFFER,
     }
 )
+_STATE = frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.BUFFER})
 _PASS_KINDS = frozenset({Kind.ACTIVATION, Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
 
 FloorErrors = Mapping[Node, tuple[float, ...]]
@@ -85,6 +86,7 @@ class Execution:
     row_norms: dict[Node, float] = field(default_factory=dict)
     shapes: dict[Node, tuple[int, ...]] = field(default_factory=dict)
     gaps: list[tuple[Node, OneSided]] = field(default_factory=list)
+    states: dict[Slot, Node] = field(default_factory=dict)
 
     def run(self, plan: StepPlan, previous: int | None, pair: StepPair) -> None:
         """Execute one step's plan; ``previous`` is the step before it in a's numbers, None for the first."""
@@ -94,13 +96,19 @@ class Execution:
             node = Node(plan.step, entry.microbatch, entry.slot)
             parents = [Node(plan.step, microbatch, slot) for microbatch, slot in entry.parents]
             if previous is not None:
-                parents += [Node(previous, microbatch, slot) for microbatch, slot in entry.earlier]
+                parents += [self._before(previous, microbatch, slot) for microbatch, slot in entry.earlier]
             self.graph.add(node, parents)
             work[node] = entry
+        self.states.update({node.slot: node for node in work if node.slot.kind in _STATE})
         eps = max(_compute_eps(pair.a), _compute_eps(pair.b))
         for node in self.graph.ordered(plan.step):
             if node in work and node not in self.errors:
                 self._execute(node, work[node], pair, eps)
+
+    def _before(self, previous: int, microbatch: int | None, slot: Slot) -> Node:
+        """Return the node of the step before; of a state that it left alone, that of the last change."""
+        node = Node(previous, microbatch, slot)
+        return self.states.get(slot, node) if slot.kind in _STATE and node not in self.graph else node
 
     def _execute(self, node: Node, entry: Comparison | OneSided, pair: StepPair, eps: float) -> None:
         if isinstance(entry, OneSided):

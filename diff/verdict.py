@@ -276,6 +276,10 @@ def _lost_records(catalog: Catalog, side: str) -> list[Missing]:
             count = manifest.boundaries - len(source.entries)
             reason = f"{count} of {manifest.boundaries} boundaries of rank {source.rank} are lost"
             found.append(Missing(label, "any", reason, count, (), True))  # type: ignore[arg-type]
+        lost = sum(entry.blob is not None and not source.stored(entry) for entry in source.entries)
+        if lost:
+            reason = f"{lost} tensors of rank {source.rank} are lost: a segment is missing or cut off"
+            found.append(Missing(label, "any", reason, lost, (), True))  # type: ignore[arg-type]
         ended = manifest.ended if manifest else None
         if ended != "finished":
             how = ended or "it was killed or still runs"

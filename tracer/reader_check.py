@@ -34,6 +34,28 @@ def check_rank(rank: RankTrace) -> Iterator[str]:
             yield from _check_segment(path, number, rank)
 
 
+def torn_ends(rank: RankTrace) -> Iterator[str]:
+    """Yield which of a rank's segments end too early though every tensor in them is whole.
+
+    Only what stands behind a segment's last tensor is looked at, so that this costs a few reads.
+    """
+    last: dict[int, int] = {}
+    for entry in rank.entries:
+        if entry.blob is not None:
+            end = entry.blob.offset + entry.blob.length
+            last[entry.blob.segment] = max(last.get(entry.blob.segment, 0), end)
+    for number, end in sorted(last.items()):
+        path = find_segment(rank.folder, number)
+        if path is None or path.name.endswith(layout.PART):
+            continue  # lost, or broken off: told otherwise
+        try:
+            with open_segment(path) as segment:
+                if segment.size >= end and not any(True for _ in list(records(segment, end))):
+                    yield f"{path}: offset {end}: the record of the last tensor is missing"
+        except TraceError as error:
+            yield str(error)
+
+
 def _check_segment(path: Path, number: int, rank: RankTrace) -> Iterator[str]:
     try:
         with open_segment(path) as segment:

@@ -16,6 +16,8 @@ from tensortrace.diff.result import Cause, Finding, Missing, Power, Result, Side
 Detail = Literal["quiet", "normal", "verbose"]
 
 ROWS = 8
+WEAK = 0.01
+"""Relative error above which a boundary that is seen no better is named."""
 """Rows of a table, and lines of evidence, unless the detail is ``verbose``."""
 
 _PLAIN = Look()
@@ -189,7 +191,13 @@ def _power(result: Result) -> str:
     ]
     if not found:
         return ""
-    place = "" if result.power else " at the first divergent boundary"
+    place = " at the first divergent boundary"
+    if result.power:
+        least = max(result.power.incoherent or 0.0, result.power.coherent or 0.0)
+        at = result.power.weakest if least > WEAK else None
+        place = f" at {safe(f'{at.kind} {at.name} {at.slot}', limit=SHORT)}" if at else ""
+        usual = result.power.typical_incoherent
+        place += f"; at most boundaries {number(float(f'{usual:.1e}'))}" if place and usual else ""
     return f"; flags errors above {', '.join(found)}{place}"
 
 

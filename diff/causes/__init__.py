@@ -53,6 +53,7 @@ DETECTORS: tuple[Detector, ...] = (
     reduction.not_zeroed,
     reduction.missing,
     reduction.double,
+    reduction.early,
     between.not_added_up,
     between.wrong_group,
     between.reduce_dtype,

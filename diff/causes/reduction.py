@@ -120,6 +120,42 @@ def _last_reductions(case: Case, name: str) -> list[Item]:
     return [i for i in mine if (i.entry.microbatch or 0) == last]
 
 
+def early(case: Case) -> Sequence[Proposal]:
+    """Propose that b reduces before the window's last backward, so that ranks keep the rest."""
+    slot = case.origin.node.slot
+    if slot.kind not in _RUNGS or slot.name == CLIP or case.microbatches_b < 2:
+        return ()
+    gradients, moments = case.pair.gradients_b, set()
+    held: list[np.ndarray] = []
+    actual: list[np.ndarray] = []
+    whole: list[np.ndarray] = []
+    for name in [o.node.slot.name for o in case.siblings]:
+        events, parts = gradients.rung_events(Kind.REDUCED_GRAD, name), gradients.by_microbatch(name)
+        if not events or not parts:
+            return ()
+        at = max(item.entry.microbatch or 0 for item in events)
+        moments.add(at)
+        held.append(np.asarray(sum(value for number, value in parts.items() if number <= at)))
+        actual.append(events[-1].read().astype(np.float64))
+        whole.append(np.asarray(sum(parts.values())))
+    if len(moments) != 1 or max(moments) >= case.microbatches_b - 1:
+        return ()
+    factor = _factor(held, actual)
+    floor = case.gradient_floor([i for i in gradients.rung_events(Kind.REDUCED_GRAD, slot.name)])
+    text = (
+        f"b reduces its gradients after microbatch {max(moments)} of {case.microbatches_b}: "
+        "what comes after stays each rank's own"
+    )
+    mistaken, right = ([x * factor for x in side] for side in (held, whole))
+    number, words = float(case.microbatches_b - 1 - max(moments)), "microbatches after the reduction"
+    return (Proposal("reduction.early", text, mistaken, actual, right, number, words, floor=floor),)
+
+
+def _factor(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> float:
+    size = sum(float(np.vdot(v, v)) for v in x)
+    return sum(float(np.vdot(v, w)) for v, w in zip(x, y, strict=True)) / size if size else 0.0
+
+
 def dropped_microbatch(case: Case) -> Sequence[Proposal]:
     """Propose that the gradient holds only some of the window's microbatches."""
     slot = case.origin.node.slot

@@ -10,6 +10,7 @@ import numpy as np
 from tensortrace.diff.catalog import Part
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.plan.comparison import replica
+from tensortrace.diff.rows import Batch
 from tensortrace.tracer.types import Kind
 
 _TENSORS = {
@@ -116,6 +117,14 @@ def _quantities(case: Case) -> list[tuple[str, float, str]]:
         ):
             known.append((code, float(count), f"{words} ({count})"))
             known.append((code, 1 / count if count else 0.0, f"1 / {words} (1/{count})"))
+    for side, weights, batch in (
+        ("b", case.pair.weights_b, case.pair.batch_b), ("a", case.pair.weights_a, case.pair.batch_a),
+    ):  # fmt: skip
+        valid, held = sum(weights.count.values()), _positions(batch)
+        if 0 < valid < held:
+            words = f"valid tokens of {side} over all its positions ({valid}/{held}): padding is counted"
+            known.append(("scale.other", valid / held, words))
+            known.append(("scale.other", held / valid, f"the inverse of {words}"))
     for side, view in (("b", case.pair.b), ("a", case.pair.a)):
         for slot, items in view.find(Kind.SCHEDULE):
             if slot.slot == "scale":
@@ -123,3 +132,8 @@ def _quantities(case: Case) -> list[tuple[str, float, str]]:
                 known.append(("scale.loss_scale", value, f"the loss scale of {side} ({value:g})"))
                 known.append(("scale.loss_scale", 1 / value, f"1 / the loss scale of {side} (1/{value:g})"))
     return known
+
+
+def _positions(batch: Batch) -> int:
+    """Return how many tokens a step's batches hold, padding included; 0 where rows have no positions."""
+    return sum(extent.rows * (extent.positions or 0) for extent in batch.extents.values())

@@ -318,10 +318,11 @@ class _Edges:
         self.consumers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
         self.calls: dict[tuple[str, str, int, int | None], list[Slot]] = defaultdict(list)
         self.inputs: dict[tuple[str, int | None], dict[Slot, None]] = defaultdict(dict)
-        for view in (pair.a, pair.b):
-            self._read(view)
+        self.earlier: dict[Ref, dict[Ref, None]] = defaultdict(dict)
+        for view, before in ((pair.a, pair.before_a), (pair.b, pair.before_b)):
+            self._read(view, before)
 
-    def _read(self, view: StepView) -> None:
+    def _read(self, view: StepView, before: StepView) -> None:
         for slot, items in view.items.items():
             for item in items:
                 if item.part is None:
@@ -333,6 +334,9 @@ class _Edges:
                     call = (slot.phase, slot.name, slot.call, ref[0])
                     if slot not in self.calls[call]:
                         self.calls[call].append(slot)
+                for earlier, part in before.producers(item):  # an eval pass before the window opened
+                    if part.phase == "eval":
+                        self.earlier[ref][(None, earlier)] = None
                 for found in view.producers(item):
                     source = (self.pair.group(found[1]), _merged(found[0]))
                     self.producers[ref][source] = None
@@ -352,7 +356,7 @@ class _Edges:
                 parents |= self._of_evaluation(microbatch)
             if slot.phase == "eval":  # an eval pass comes before or after the step's update
                 return (*parents, *states), tuple(states)
-            return tuple(parents), tuple(states)
+            return tuple(parents), (*states, *self.earlier.get(ref, ()))
         if slot.kind == Kind.ACTIVATION and slot.name == ROOT:
             source = Slot(slot.phase, Kind.INPUT, ROOT, slot.slot, slot.call)
             parents[(microbatch, source)] = None
@@ -361,7 +365,7 @@ class _Edges:
             parents[(None, ROWS)] = None
         if slot.kind == Kind.LOSS and slot.slot == "target":  # labels come with the rows that they label
             parents |= {(microbatch, s): None for s in self.inputs[(slot.phase, microbatch)]}
-        return tuple(parents), ()
+        return tuple(parents), tuple(self.earlier.get(ref, ()))
 
     def _of_evaluation(self, microbatch: int) -> dict[Ref, None]:
         """Return what the parameters were made of that an optimizer evaluates within its update."""

@@ -14,7 +14,7 @@ from tests import harness
 SCRIPT = harness.TRAINING / "corners.py"
 PAIRS = ("adversaries", "frozen_encoder", "skips", "recomputing", "averages")
 ALONE = (*PAIRS, "averages:decay", "recomputing:dropout", "recomputing:lost", "batch_norm")
-ON_TWO = (*PAIRS, "recomputing:other", "skips:continue", "skips:scaler", "batch_norm")
+ON_TWO = (*PAIRS, "recomputing:other", "skips:continue", "skips:scaler", "batch_norm", "adversaries:bare")
 
 
 class Corners(NamedTuple):
@@ -50,6 +50,14 @@ def test_one_rank_and_two_are_equivalent(corners: Corners, case: str) -> None:
     outcome = diff(corners, case)
     assert outcome.exit_code == 0, outcome.summary()
     assert outcome.result.coverage.complete, outcome.summary()
+
+
+def test_a_critic_that_was_not_wrapped_is_named_where_its_gradients_stay_apart(corners: Corners) -> None:
+    # What comes after follows from it: in the generator's steps, too, which don't touch the critic.
+    outcome = diff(corners, "adversaries", ":bare")
+    origins = {(o.where.step, o.where.kind, o.where.name.partition(".")[0]) for o in outcome.result.origins}
+    assert origins == {(0, "clipped_grad", "Critic")}, outcome.summary()
+    assert outcome.result.causes[0].code == "reduction.missing"
 
 
 def test_a_rank_that_goes_on_without_an_update_is_named(corners: Corners) -> None:

@@ -153,6 +153,12 @@ def test_a_hook_that_divides_twice_is_named_with_its_factor(traces: Traces) -> N
     assert result.causes[0].number == pytest.approx(0.5, rel=1e-5)
 
 
+def test_a_reduction_before_the_last_microbatch_is_named(traces: Traces) -> None:
+    result = diff(traces, "ddp", "hand:early")
+    assert result.causes[0].code == "reduction.early"
+    assert "after microbatch 0 of 2" in result.causes[0].text
+
+
 @pytest.mark.parametrize(("case", "step"), [("hand:early", 0), ("joined:every", 2)])
 def test_a_reduction_that_lacks_a_microbatch_is_told_where_it_happens(
     traces: Traces, case: str, step: int

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from tensortrace.cli.render.page import Look
 from tensortrace.cli.render.text import ROWS, hints, render
-from tensortrace.diff.result import Coverage, Judgement, Metrics, Missing, Result
+from tensortrace.diff.result import Coverage, Judgement, Metrics, Missing, Power, Result, Where
 from tests.unit.cli.samples import COVERAGE, DIVERGENT, EQUIVALENT, INCOMPLETE, LR, TOKEN_WEIGHT, where
 
 replace = msgspec.structs.replace
@@ -107,6 +107,13 @@ def test_the_policy_and_the_power_stand_on_one_line() -> None:
     assert "policy: error model; flags errors above 1.2e-6 (coherent), 3.4e-4 (incoherent)\n" in (
         render(EQUIVALENT)
     )
+
+
+def test_a_boundary_that_hides_great_errors_is_named() -> None:
+    at = Where(2, None, "reduced_grad", "key.bias", "grad", 0)
+    weak = msgspec.structs.replace(EQUIVALENT, power=Power(None, 3.3, at, None, 2e-6))
+    said = "flags errors above 3.3 (incoherent) at reduced_grad key.bias grad; at most boundaries 2e-6"
+    assert said in flowing(weak)
 
 
 def test_both_sides_are_shown() -> None:
