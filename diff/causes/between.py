@@ -86,7 +86,7 @@ def _factor(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> flo
 def not_added_up(case: Case) -> Sequence[Proposal]:
     """Propose that ranks of one data cell keep contributions of their own, which add up to the reference."""
     entry = case.origin.comparison
-    if not case.origin.ranks or not isinstance(entry, Comparison) or entry.exact:
+    if not case.origin.ranks or not isinstance(entry, Comparison) or entry.exact or not entry.items_a:
         return ()
     held = [Item(m.source, m.entry, i.part, i.call, i.cell) for i in entry.items_b for m in _members(i)]
     if entry.slot.phase == "window":
