@@ -32,6 +32,11 @@ def fill(parts: Parts, seed: int, *, adversarial: bool) -> None:
                 place.write(drawn)
                 filled += 1
     say(f"rank {rank()}: --consistent-init {seed} set {filled} tensors{_rest(left)}; this changes the run")
+    if session.pipeline and not parts.renames:
+        say(
+            f"rank {rank()}: a weight that stages share under two names was drawn apart, if there is any: "
+            "a layout file that renames one to the other (--layout) draws it once"
+        )
 
 
 def owned_by_optimizers(session: Session) -> list[torch.Tensor]:

@@ -125,6 +125,11 @@ class Parts:
             return ()
         return tuple(map(self.canonical, self.session.names.tensor(parameter).aliases))
 
+    @property
+    def renames(self) -> bool:
+        """Whether a layout file renames anything."""
+        return self._layout is not None and bool(self._layout.renames)
+
     def canonical(self, name: str) -> str:
         """Return what the unpartitioned program calls a tensor; its own name where it has no such tensor."""
         return (self._layout.canonical(name, rank()) if self._layout else "") or name

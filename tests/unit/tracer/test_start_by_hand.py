@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tensortrace import tracer
 from tensortrace.tracer.settings import Start
-from tensortrace.tracer.start import load, places
+from tensortrace.tracer.start import load, places, relay, spread
 from tests.memory_sink import MemorySink
 from tests.unit.tracer.starting import started
 
@@ -123,7 +124,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def stand_at(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    monkeypatch.setattr(places, "rank", lambda: rank)
+    for module in (places, spread, relay):
+        monkeypatch.setattr(module, "rank", lambda: rank)
     for module in (places, load):
         monkeypatch.setattr(module, "world_size", lambda: 4)
 
@@ -202,3 +204,67 @@ def test_a_layout_of_another_number_of_ranks_is_refused(
     with pytest.raises(SystemExit):
         on_rank(0, file, Start(init_seed=3))
     assert "make 4 ranks" in capfd.readouterr().err
+
+
+class Dropping(nn.Module):
+    """Drops from hidden features, of which a rank has some."""
+
+    def __init__(self, hidden: int, name: str) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, hidden)
+        self.add_module(name, nn.Dropout(0.5))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        *_, dropout = self.children()
+        return dropout(self.up(F.one_hot(ids, WIDTH).float()))
+
+
+DROPS = """
+format = 1
+[axes]
+tp = 2
+[[rename]]
+from = "drop"
+to = "dropout"
+[[rule]]
+name = "dropout"
+slot = "in.0"
+dims = "b s h[tp]"
+[[rule]]
+name = "up.*"
+dims = "h[tp] ..."
+[[rule]]
+name = "(root)"
+slot = "in.0"
+dims = "b s same:tp"
+"""
+IDS = torch.tensor([[1, 2, 3], [4, 5, 0]])
+
+
+def dropped(model: nn.Module, name: str, layout: Path | None = None) -> torch.Tensor:
+    with started(Start(dropout_seed=1), layout) as sink:
+        model(IDS).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return sink.one("activation", name, slot="out") == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_features_that_a_rank_has_by_hand_have_their_part_of_the_mask(
+    monkeypatch: pytest.MonkeyPatch, file: Path, rank: int
+) -> None:
+    whole = dropped(Dropping(8, "dropout"), "dropout")
+    assert 0.2 < whole.float().mean() < 0.8
+    file.write_text(DROPS)
+    stand_at(monkeypatch, rank)
+    assert torch.equal(dropped(Dropping(4, "drop"), "drop", file), whole.chunk(2, -1)[rank])
+
+
+def test_rows_of_which_nobody_tells_the_rest_are_refused(
+    monkeypatch: pytest.MonkeyPatch, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(DROPS.replace("b s same:tp", "b s[tp]"))
+    stand_at(monkeypatch, 0)
+    with pytest.raises(SystemExit):
+        dropped(Dropping(4, "drop"), "drop", file)
+    [line] = [line for line in capfd.readouterr().err.splitlines() if "cannot start" in line]
+    assert "the other positions of these rows" in line
