@@ -149,6 +149,14 @@ class StepView:
                 if slot is not None and part is not None:
                     yield slot, part
 
+    def passes_of(self, cell: int) -> dict[int, int]:
+        """Return the number of training passes of each rank of a data cell that recorded any."""
+        counts: dict[int, int] = {}
+        for (rank, _), (_, part) in self.by_event.items():
+            if part is not None and part.phase == "train" and part.rank == cell:
+                counts[rank] = max(counts.get(rank, 0), part.number + 1)
+        return counts
+
     def last_microbatch(self) -> int:
         """Return the number of the window's last microbatch, 0 where there is none."""
         return max((part.number for part in self.parts if part.phase == "train"), default=0)

@@ -17,7 +17,7 @@ from tensortrace.diff.execute import Execution
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPair, StepPlan
 from tensortrace.diff.plan.gradients import plan_gradients
-from tensortrace.diff.plan.passes import plan_passes, plan_rows
+from tensortrace.diff.plan.passes import plan_lags, plan_passes, plan_rows
 from tensortrace.diff.plan.recompute import plan_recomputed
 from tensortrace.diff.plan.state import plan_init, plan_state
 from tensortrace.diff.relaid import laid_out
@@ -199,6 +199,7 @@ def _plan_step(pair_: StepPair, plan: StepPlan) -> None:
         )
     plan_passes(pair_, plan)
     plan_rows(pair_, plan)
+    plan_lags(pair_, plan)
     plan_gradients(pair_, plan)
     plan_recomputed(pair_, plan)
     plan_state(pair_, plan)

@@ -32,6 +32,7 @@ from tensortrace.diff.window import Windows
 DETECTORS: tuple[Detector, ...] = (
     skipping.skipped_by_scaler,
     skipping.skipped_by_program,
+    skipping.skipped_by_stage,
     recompute.differs,
     coupled.by_batch,
     drawing.other_mask,

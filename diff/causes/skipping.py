@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tensortrace.diff.catalog import StepView
 from tensortrace.diff.causes.case import Case, Proposal, told
+from tensortrace.diff.plan.passes import lags
 from tensortrace.diff.rows import Row, read_batch
 from tensortrace.tracer.types import Kind
 
@@ -56,6 +57,22 @@ def skipped_by_program(case: Case) -> Sequence[Proposal]:
     text = (
         f"{_ranks(odd)} of b made no optimizer step after microbatch {usual - 1} of step {step} "
         "and went on to the next batch: its later steps lie behind those of the other ranks"
+    )
+    return (told(CODE, text, len(odd), "rank(s) that skipped", simplicity=-1),)
+
+
+def skipped_by_stage(case: Case) -> Sequence[Proposal]:
+    """Propose that some of the ranks that work on the same rows went on without an update."""
+    if case.origin.node.slot.kind != Kind.INPUT:
+        return ()
+    found = lags(case.pair.b)
+    odd = sorted({rank for ranks in found.values() for rank in ranks})
+    if not odd or lags(case.pair.a):
+        return ()
+    step = case.pair.b.step
+    text = (
+        f"{_ranks(odd)} of b made no optimizer step in step {step} and went on to the next batch: "
+        "the other ranks that work on the same rows made one"
     )
     return (told(CODE, text, len(odd), "rank(s) that skipped", simplicity=-1),)
 

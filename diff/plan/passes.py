@@ -89,6 +89,32 @@ def _other_packing(a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> bool
     return all(i.entry.digest in lengths for items, lengths in zip((a, b), known, strict=True) for i in items)
 
 
+def plan_lags(pair: StepPair, plan: StepPlan) -> None:
+    """Add ranks whose window holds other microbatches than those of the ranks that they work with."""
+    if lags(pair.a):
+        return
+    for cell, ranks in lags(pair.b).items():
+        counts = sorted(pair.b.passes_of(cell).items())
+        shown = ", ".join(f"{count} on rank {rank}" for rank, count in counts[:8])
+        text = f"ranks that work on the same rows count other numbers of microbatches in this step: {shown}"
+        items = [
+            item for _, found in pair.b.find(Kind.ACTIVATION) for item in found if item.source.rank in ranks
+        ]
+        # all that is summed over the window is another sum: its first pass is where to begin to look
+        plan.one_sided.append(OneSided("b", ROWS, 0, by_rank(items)[:1], text, diverges=True))
+
+
+def lags(view: StepView) -> dict[int, tuple[int, ...]]:
+    """Return by data cell the ranks whose window is longer than the shortest of their cell."""
+    found: dict[int, tuple[int, ...]] = {}
+    for cell in {part.rank for part in view.parts}:
+        counts = view.passes_of(cell)
+        longer = tuple(sorted(rank for rank, count in counts.items() if count > min(counts.values())))
+        if longer:
+            found[cell] = longer
+    return found
+
+
 def _judged_loss(slot: Slot, pair: StepPair) -> bool:
     """Tell whether a loss slot is compared by itself: values depend on the scheme, weights are apart."""
     if slot.slot == "weight":
