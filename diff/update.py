@@ -50,6 +50,11 @@ def predict_param(inputs: UpdateInputs) -> np.ndarray | None:
     return family.param(inputs) if family else None
 
 
+def _number(value: np.ndarray) -> float:
+    """Return a count; beside a parameter that is a number itself it comes in a block of one."""
+    return float(np.ravel(value)[0])
+
+
 def amplification(inputs: UpdateInputs) -> np.ndarray:
     """Return by how much an update's own round-off is greater than that of the terms it sums, 1 where not."""
     family = _family(inputs)
@@ -86,7 +91,7 @@ class _Adam:
     def param(self, x: UpdateInputs) -> np.ndarray | None:
         if not {"exp_avg", "exp_avg_sq", "step"} <= set(x.after):
             return None
-        step, rate = float(x.after["step"]), x.hypers["lr"]
+        step, rate = _number(x.after["step"]), x.hypers["lr"]
         second = x.after["max_exp_avg_sq"] if x.hypers.get("amsgrad") else x.after["exp_avg_sq"]
         first = x.after["exp_avg"] / (1 - x.hypers["betas.0"] ** step)
         scale = np.sqrt(second / (1 - x.hypers["betas.1"] ** step)) + x.hypers["eps"]
@@ -190,7 +195,7 @@ class _Adagrad(_Scaled):
     def param(self, x: UpdateInputs) -> np.ndarray | None:
         if not {"sum", "step"} <= set(x.after):
             return None
-        rate = x.hypers["lr"] / (1 + (float(x.after["step"]) - 1) * x.hypers.get("lr_decay", 0.0))
+        rate = x.hypers["lr"] / (1 + (_number(x.after["step"]) - 1) * x.hypers.get("lr_decay", 0.0))
         return np.asarray(x.param - rate * self._gradient(x) / (np.sqrt(x.after["sum"]) + x.hypers["eps"]))
 
 
@@ -229,7 +234,7 @@ class _Adamax(_Scaled):
     def param(self, x: UpdateInputs) -> np.ndarray | None:
         if not {"exp_avg", "exp_inf", "step"} <= set(x.after):
             return None
-        rate = x.hypers["lr"] / (1 - x.hypers["betas.0"] ** float(x.after["step"]))
+        rate = x.hypers["lr"] / (1 - x.hypers["betas.0"] ** _number(x.after["step"]))
         return np.asarray(x.param - rate * x.after["exp_avg"] / x.after["exp_inf"])
 
 
@@ -241,7 +246,7 @@ class _NAdam(_Scaled):
         if slot == "exp_avg_sq":
             return self._average(x, slot, x.hypers["betas.1"], gradient**2)
         if slot == "mu_product":
-            return np.asarray(x.before.get(slot, np.ones(())) * self._mu(x, float(self._count(x))))
+            return np.asarray(x.before.get(slot, np.ones(())) * self._mu(x, _number(self._count(x))))
         return self._count(x) if slot == "step" else None
 
     def _mu(self, x: UpdateInputs, step: float) -> float:
@@ -251,7 +256,7 @@ class _NAdam(_Scaled):
     def param(self, x: UpdateInputs) -> np.ndarray | None:
         if not {"exp_avg", "exp_avg_sq", "mu_product", "step"} <= set(x.after):
             return None
-        step, rate, product = float(x.after["step"]), x.hypers["lr"], float(x.after["mu_product"])
+        step, rate, product = _number(x.after["step"]), x.hypers["lr"], _number(x.after["mu_product"])
         size = np.sqrt(x.after["exp_avg_sq"] / (1 - x.hypers["betas.1"] ** step)) + x.hypers["eps"]
         mu, ahead = self._mu(x, step), self._mu(x, step + 1)
         own = (1 - mu) / (1 - product) * self._gradient(x)
@@ -272,7 +277,7 @@ class _RAdam(_Scaled):
     def param(self, x: UpdateInputs) -> np.ndarray | None:
         if not {"exp_avg", "exp_avg_sq", "step"} <= set(x.after):
             return None
-        step, first, second = float(x.after["step"]), x.hypers["betas.0"], x.hypers["betas.1"]
+        step, first, second = _number(x.after["step"]), x.hypers["betas.0"], x.hypers["betas.1"]
         change = x.after["exp_avg"] / (1 - first**step)
         longest = 2 / (1 - second) - 1
         length = longest - 2 * step * second**step / (1 - second**step)

@@ -28,6 +28,7 @@ from tensortrace.tracer.types import ROOT, STAGE, Kind
 
 Ref = tuple[int | None, Slot]
 _SUMMED = ("sum", "count")
+_OTHER_SUMS = "one run gives the gradient of all modules that take this tensor, the other that of this one"
 _UNUSED = "nothing consumed this output and no gradient reached it, unlike others of the same call"
 
 _PACKED = "it says how long packed documents are, and the runs pack them differently"
@@ -46,13 +47,14 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
             continue
         if slot.kind == Kind.LOSS and slot.slot in _SUMMED and slot.call:
             continue  # chunked losses are summed under call 0
-        unused = edges.unused(slot)
+        unused = _UNUSED if edges.unused(slot) else ""
         for microbatch, a, b in _groups(slot, pair):
+            other = unused or _other_sums(slot, a, b)
             if _other_packing(a, b, pair):
                 side: Side = "both" if a and b else "a" if a else "b"
                 plan.one_sided.append(OneSided(side, slot, microbatch, (*a, *b), _PACKED, counts=False))
-            elif unused and a and b:
-                plan.one_sided.append(OneSided("both", slot, microbatch, (*a, *b), _UNUSED, counts=False))
+            elif other and a and b:
+                plan.one_sided.append(OneSided("both", slot, microbatch, (*a, *b), other, counts=False))
             else:
                 _plan_one(slot, microbatch, a, b, pair, plan, edges)
     if not pair.scale.observed and pair.pairing.pairs and not pair.same_scheme:
@@ -113,6 +115,14 @@ def lags(view: StepView) -> dict[int, tuple[int, ...]]:
         if longer:
             found[cell] = longer
     return found
+
+
+def _other_sums(slot: Slot, a: Sequence[Item], b: Sequence[Item]) -> str:
+    """Return why gradients of an input are not one and the same sum in both runs, "" where they are."""
+    if slot.kind != Kind.ACTIVATION_GRAD or not slot.slot.startswith("in"):
+        return ""
+    totals = [{item.entry.meta.total for item in side} for side in (a, b)]
+    return "" if totals[0] == totals[1] else _OTHER_SUMS
 
 
 def _judged_loss(slot: Slot, pair: StepPair) -> bool:

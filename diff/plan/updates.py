@@ -52,8 +52,10 @@ class UpdateSource:
 
     def without_elements(self) -> UpdateInputs:
         """Return the inputs of a parameter of no elements: enough to see whether a formula is known."""
+        if not self.shape:
+            return self.read()  # the parameter is a number itself
         numbers = [i for i in (*self.before.values(), *self.after.values()) if not i.entry.local_shape]
-        known = {id(item): item.read() for item in numbers if self.shape}
+        known = {id(item): item.read() for item in numbers}
         return self._inputs(lambda item: known.get(id(item), np.zeros(0)))
 
     def _inputs(self, read: Callable[[Item], np.ndarray]) -> UpdateInputs:

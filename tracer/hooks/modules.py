@@ -23,7 +23,7 @@ from tensortrace.tracer.hooks.places import Places
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.hooks.walk import tensors_of_call, tensors_of_result
-from tensortrace.tracer.placements import Place, in_use, is_dtensor, own_class
+from tensortrace.tracer.placements import Place, in_use, is_dtensor, is_own_input, own_class
 from tensortrace.tracer.types import COMPILED, COUPLES_ROWS, ROOT, Kind, Meta
 
 
@@ -296,7 +296,8 @@ class Modules:
             session.producers.add(tensor, event, is_output=is_output)
         if tensor.requires_grad and session.clock.gradients_arrive(tensor) and at.microbatch is not None:
             own = place.gradient if place is not None else None
-            self.grads.watch(tensor, at, name, slot, call.number, total=not is_output, spec=own)
+            total = not is_output and not is_own_input(tensor)
+            self.grads.watch(tensor, at, name, slot, call.number, total=total, spec=own)
         return event
 
     def _describe(self, module: nn.Module, frame: Frame) -> Meta:

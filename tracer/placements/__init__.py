@@ -11,7 +11,7 @@ from tensortrace.tracer.placements.base import OF_SAMPLES, Layout, Wrapper
 from tensortrace.tracer.placements.ddp import DDP
 from tensortrace.tracer.placements.dtensor import Spec, in_use, is_dtensor, local_part, spec_of, split
 from tensortrace.tracer.placements.fsdp import FSDP
-from tensortrace.tracer.placements.fully_shard import FullyShard
+from tensortrace.tracer.placements.fully_shard import FullyShard, is_own_input
 from tensortrace.tracer.placements.lineage import Place, place_of
 from tensortrace.tracer.placements.styles import declared_inputs
 
@@ -28,6 +28,7 @@ __all__ = [
     "declared_inputs",
     "in_use",
     "is_dtensor",
+    "is_own_input",
     "local_part",
     "own_class",
     "place_of",

@@ -18,6 +18,15 @@ NEEDED = ("mesh_info", "fsdp_params", "reduce_grads")
 """What a group of torch's must have to be recognised."""
 
 
+WRAPS_INPUTS = "RegisterPostBackwardFunctionBackward"
+"""The node that torch puts before the inputs of a group's module: what is behind it is the module's alone."""
+
+
+def is_own_input(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is one module's own stand-in for what others may have been given too."""
+    return tensor.grad_fn is not None and tensor.grad_fn.name() == WRAPS_INPUTS
+
+
 @dataclass(frozen=True, slots=True)
 class DataAxes:
     """The axes of a mesh over which gradients are averaged; one, or two where shards are replicated."""
