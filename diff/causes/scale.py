@@ -81,7 +81,8 @@ def common_factor(case: Case) -> Sequence[Proposal]:
     if scalar and equals is None:
         return ()
     what = "every token's weight" if slot.slot == "weight" else f"the {slot.kind} of {_count(len(left))}"
-    text = f"{what} is {factor:.6g} times the reference" + (f", {equals}" if equals else "")
+    digits = 9 if abs(factor - 1) < 1e-5 else 6
+    text = f"{what} is {factor:.{digits}g} times the reference" + (f", {equals}" if equals else "")
     return (Proposal(code, text, mistaken, right, left, factor, equals, evidence),)
 
 

@@ -69,3 +69,12 @@ def test_an_unknown_optimizer_is_not_predicted() -> None:
     inputs = UpdateInputs("Shampoo", np.zeros(1), np.zeros(1), {}, {}, {"lr": 0.5})
     assert predict_param(inputs) is None
     assert predict_state(inputs, "exp_avg") is None
+
+
+def test_a_parameter_that_is_a_number_comes_in_blocks_of_one() -> None:
+    one = np.ones(1)
+    state = {"exp_avg": one * 0.1, "exp_avg_sq": one * 0.01, "step": one}
+    hypers = {"lr": 0.5, "betas.0": 0.9, "betas.1": 0.99, "eps": 0.0}
+    inputs = UpdateInputs("Adam", one * 2.0, one, {}, state, hypers)
+    # both moments are unbiased to 1: the step is the whole rate
+    assert predict_param(inputs) == pytest.approx(1.5)
