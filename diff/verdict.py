@@ -38,7 +38,7 @@ def state_result(
     receivers = [o for o in ordered if o.role == "receiver" and o not in origins]
     stopped = any(note.startswith("stopped") for note in notes)
     coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
-    causes = name_causes(origins[0], execution, a, b, offset) if origins else ()
+    causes, failed = name_causes(origins[0], execution, a, b, offset) if origins else ((), ())
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
     findings = tuple(_finding(o, "origin", execution) for o in (*origins, *others)[:MAX_ORIGINS])
     first = findings[0] if findings else None
@@ -54,7 +54,7 @@ def state_result(
         receivers_total=len(receivers),
         coverage=coverage,
         policy=policy,
-        notes=tuple(notes),
+        notes=(*notes, *failed),
         hints=_hints(first),
         power=_power(execution),
         step_offset=offset,

@@ -83,24 +83,30 @@ DETECTORS: tuple[Detector, ...] = (
 
 def name_causes(
     origin: Outcome, execution: Execution, a: Catalog, b: Catalog, offset: int
-) -> tuple[Cause, ...]:
-    """Return the tested causes of an origin, the simplest first."""
+) -> tuple[tuple[Cause, ...], tuple[str, ...]]:
+    """Return the tested causes of an origin, the simplest first, and notes of detectors that failed.
+
+    The verdict stands without a cause: a detector that fails is told, and costs its own proposals only.
+    """
     siblings = tuple(o for o in execution.outcomes if _beside(o, origin))
     windows = Windows.of((origin, *siblings))  # what is too large to hold is looked at in one block
     seen = {id(o): windows.outcome(o) for o in (origin, *siblings)}
     case = Case(seen[id(origin)], tuple(seen[id(o)] for o in siblings), execution, a, b, offset)
-    accepted = []
+    accepted: list[tuple[int, int, Cause]] = []
+    notes = []
     for number, detector in enumerate(DETECTORS):
         try:
-            proposals = detector(case)
+            tested = [(p.simplicity, settle(case, p)) for p in detector(case)]
         except (NotComparable, Unplaceable):
             continue  # it looks at tensors of which no layout is known
-        for proposal in proposals:
-            cause = settle(case, proposal)
-            if cause is not None:
-                accepted.append((proposal.simplicity, number, cause))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            what = getattr(detector, "__qualname__", str(detector))
+            told = f"{type(error).__name__}: {error}"
+            notes.append(f"the search for a cause failed in {what} ({told}): please report it")
+            continue
+        accepted += [(simplicity, number, cause) for simplicity, cause in tested if cause is not None]
     best = (cause for *_, cause in sorted(accepted, key=lambda e: e[:2]))
-    return tuple({(cause.code, cause.text): cause for cause in best}.values())
+    return tuple({(cause.code, cause.text): cause for cause in best}.values()), tuple(notes)
 
 
 def _beside(outcome: Outcome, origin: Outcome) -> bool:
