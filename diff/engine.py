@@ -12,6 +12,7 @@ from msgspec import Struct
 from tensortrace.diff.align import Alignment, align_steps
 from tensortrace.diff.catalog import EVIDENCE_KINDS, Catalog, Slot, StepView
 from tensortrace.diff.causality import Node
+from tensortrace.diff.compare import EPS
 from tensortrace.diff.excuses import excused
 from tensortrace.diff.execute import Execution
 from tensortrace.diff.logical import NO_LAYOUT
@@ -78,6 +79,7 @@ def compare(
         alignment = align_steps(left, right, options.align)
         notes = [*_torn(opened_a), *_torn(opened_b), *alignment.notes]
         notes += [*start_notes(trace_a, trace_b), *notes_a, *notes_b]
+        notes += _precision_notes(trace_a, trace_b)
         notes += _execute(execution, left, right, alignment, options, progress)
         if not execution.compared and not execution.gaps and (options.kinds or options.include):
             raise BadRequest(
@@ -100,6 +102,23 @@ def _torn(trace: Trace) -> list[str]:
     """Return what segments lack behind their last tensor, where what is lost is no tensor."""
     found = (problem for rank in trace.ranks for problem in torn_ends(rank))
     return [f"{problem}: damaged, though every tensor is there; see `trace check`" for problem in found]
+
+
+def _precision_notes(a: Trace, b: Trace) -> list[str]:
+    """Tell where the runs compute in other precisions: they are judged by the coarser one."""
+    used = [
+        {
+            entry.meta.autocast or entry.dtype
+            for rank in trace.ranks
+            for entry in rank.entries
+            if entry.kind is Kind.ACTIVATION and EPS.get(entry.dtype)
+        }
+        for trace in (a, b)
+    ]
+    if not all(used) or used[0] == used[1]:
+        return []
+    left, right = (", ".join(sorted(found)) for found in used)
+    return [f"modules compute in {left} in a, in {right} in b: what differs is judged by the coarser"]
 
 
 def _verify(*paths: Path) -> None:

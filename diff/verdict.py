@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -55,7 +56,7 @@ def state_result(
         coverage=coverage,
         policy=policy,
         notes=(*notes, *failed),
-        hints=_hints(first),
+        hints=_hints(first, coverage),
         power=_power(execution),
         step_offset=offset,
     )
@@ -171,9 +172,14 @@ def _power(execution: Execution) -> Power | None:
     )
 
 
-def _hints(first: Finding | None) -> tuple[str, ...]:
+def _hints(first: Finding | None, coverage: Coverage) -> tuple[str, ...]:
     if first is None:
-        return ()
+        lost = [m for m in coverage.missing if m.counts_as_incomplete and m.kind not in ("any", "step")]
+        names = dict.fromkeys(place.name for m in lost for place in m.examples[:1])
+        if not names or any(NO_LAYOUT in m.reason for m in lost):
+            return ()
+        globs = " ".join(f"--allow-missing {shlex.quote(name)}" for name in list(names)[:4])
+        return (f"what need not be compared may be left out by name, as in {globs}",)
     if first.where.step == "init":
         return (
             "the runs start from different states: load the same checkpoint or seed in both, or record b "
