@@ -154,13 +154,10 @@ def rank_factors(samples: Iterable[tuple[Mapping[int, Readable], Readable]]) -> 
     """Return f per rank such that gradient ≈ Σ_r f_r · local_r, the median over parameters.
 
     Each sample is (local gradient per rank, gradient before clipping) of one parameter. Least squares per
-    parameter, so that a defect of one parameter does not move the factor of its class. Where each has
-    elements that are not finite, the others tell; None where nothing is finite. Ranks with equal local
-    gradients share the factor evenly (minimum-norm solution).
+    parameter, so that a defect of one parameter does not move the factor of its class. None where nothing
+    is finite. Ranks with equal local gradients share the factor evenly (minimum-norm solution).
     """
-    found = list(samples)
-    fits = [fit for local, gradient in found if (fit := _fit(local, gradient))]
-    fits = fits or [fit for local, gradient in found if (fit := _fit(local, gradient, only_finite=True))]
+    fits = [fit for local, gradient in samples if (fit := _fit(local, gradient))]
     greatest = max((norm for _, _, norm in fits), default=0.0)
     kept = [(by_rank, residual) for by_rank, residual, norm in fits if norm > 1e-6 * greatest]
     if not kept:
@@ -170,9 +167,7 @@ def rank_factors(samples: Iterable[tuple[Mapping[int, Readable], Readable]]) -> 
     return Factors(median, float(np.median([residual for _, residual in kept])))
 
 
-def _fit(
-    local: Mapping[int, Readable], gradient: Readable, *, only_finite: bool = False
-) -> tuple[dict[int, float], float, float] | None:
+def _fit(local: Mapping[int, Readable], gradient: Readable) -> tuple[dict[int, float], float, float] | None:
     """Return (factor per rank, relative residual, norm of the local gradients) of one parameter.
 
     Solved from inner products, which need one pass in bounded memory. They lose half of the digits of a
@@ -188,8 +183,6 @@ def _fit(
             flat = [np.ravel(block) for block in blocks]
             for start in range(0, flat[-1].size, _CHUNK):
                 rows = np.stack([f[start : start + _CHUNK].astype(np.float64) for f in flat])
-                if only_finite:
-                    rows[:, ~np.isfinite(rows).all(axis=0)] = 0.0
                 products += rows @ rows.T
             count += flat[-1].size
     inner, towards, square = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])

@@ -18,6 +18,7 @@ from tensortrace.diff.overflow import both_skipped
 from tensortrace.diff.plan.evaluations import further_evaluations
 from tensortrace.diff.rows import Batch, Pairing, pair, read_batches
 from tensortrace.diff.scale import (
+    Factors,
     RowScale,
     TokenWeights,
     effective_tokens,
@@ -156,12 +157,17 @@ class StepPair:
         """The gradient rungs of ``b``."""
         return Gradients(self.b, clipped_by_hand(Gradients(self.a), Gradients(self.b)))
 
+    @property
+    def _factors(self) -> tuple[Factors | None, Factors | None]:
+        """Both runs' factors from local gradients; none where gradients that overflowed tell none."""
+        return (None, None) if self.overflowed else (self.gradients_a.factors, self.gradients_b.factors)
+
     @cached_property
     def effective_weights(self) -> tuple[np.ndarray, np.ndarray] | None:
         """What a token of each matched row weighs in the gradient of both runs; None where not observed."""
         return effective_weights(
             self.pairing, self.weights_a, self.weights_b,
-            self.gradients_a.factors, self.gradients_b.factors, same_scheme=self.same_scheme,
+            *self._factors, same_scheme=self.same_scheme,
         )  # fmt: skip
 
     @cached_property
@@ -169,7 +175,7 @@ class StepPair:
         """What every token of each matched row weighs, where both runs tell it token by token."""
         return effective_tokens(
             self.pairing, self.weights_a, self.weights_b,
-            self.gradients_a.factors, self.gradients_b.factors, same_scheme=self.same_scheme,
+            *self._factors, same_scheme=self.same_scheme,
         )  # fmt: skip
 
     @cached_property

@@ -243,8 +243,10 @@ def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: Step
     if a is None and b is None:
         return previous
     slot = window_slot(kind, name, "grad")
-    if pair.evaluations:
+    if pair.evaluations or pair.overflowed:
         text = "the optimizer evaluated the model several times, each time with a gradient of its own"
+        if pair.overflowed:
+            text = "gradients overflowed under the loss scale, so that no factor can be measured on them"
         items = (*_some(a), *_some(b))
         plan.one_sided.append(OneSided("both", slot, None, items, text, counts=False))
         return previous

@@ -21,6 +21,7 @@ from parallel_layouts import LAYOUTS
 from parallel_model import Shape, build
 from parallel_parts import Layout
 from parallel_rows import collate, documents, share
+from parallel_settings import arguments as add_settings
 from torch import Tensor
 
 RATE = 0.01
@@ -57,6 +58,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--own-seed", action="store_true", help="each layout and rank draws its own numbers")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     parser.add_argument("--out", help="rank 0 writes losses and global weights here")
+    add_settings(parser)
     return parser.parse_args(given)
 
 
@@ -71,6 +73,7 @@ def train(options: argparse.Namespace) -> Outcome:
     optimizer = layout.optimizer(RATE)
     if options.warm:
         warm(layout, optimizer)
+    average = layout.settings.averaged(layout)
     losses = []
     for step in range(options.steps):
         rows = documents(step, options.repeat_rows)
@@ -79,8 +82,11 @@ def train(options: argparse.Namespace) -> Outcome:
         batch = layout.padded(collate(mine))
         losses.append(layout.summed(layout.backward(batch, total)) / total)
         layout.reduce()
+        layout.settings.unscale(optimizer)
         layout.clip(MAX_NORM)
         layout.update(optimizer)
+        if average is not None:
+            average.update_parameters(layout.model)
         optimizer.zero_grad()
     return Outcome(losses, layout.weights(), digest(layout, optimizer, losses))
 

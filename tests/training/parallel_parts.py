@@ -10,12 +10,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from parallel_model import Decoder
 from parallel_rows import IGNORE, Batch
+from parallel_settings import Settings
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 WRAPPERS = ("module.", "_fsdp_wrapped_module.")
-BETAS = (0.9, 0.95)
 
 
 class Layout:
@@ -32,6 +32,8 @@ class Layout:
         self.plant: str = options.plant
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
+        self.settings = Settings(options)
+        self.settings.prepare(model)
         self.whole = model
         self.model: nn.Module = model
         self.wrap(model)
@@ -50,7 +52,7 @@ class Layout:
             yield name, parameter
 
     def optimizer(self, rate: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=rate, betas=BETAS, weight_decay=0.1)
+        return self.settings.optimizer(self.parameters(), rate)
 
     def padded(self, batch: Batch) -> Batch:
         return batch
@@ -62,8 +64,9 @@ class Layout:
         """Run forward and backward over this rank's rows; return its loss sum."""
         done = torch.zeros(())
         for part in batch.chunks(self.options.microbatches) if self.options.microbatches > 1 else [batch]:
-            loss = self.loss(self.model(part.tokens), part.targets)
-            (loss * (self.factor / total)).backward()
+            with self.settings.forward():
+                loss = self.loss(self.model(part.tokens), part.targets)
+            self.settings.scaler.scale(loss * (self.factor / total)).backward()
             done = done + loss.detach()
         return done
 
@@ -87,7 +90,7 @@ class Layout:
         clip_grads_with_norm_(self.parameters(), max_norm, square.sqrt())
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.step()
+        self.settings.step(optimizer)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the global weights, from whichever ranks hold them; raises where copies disagree."""

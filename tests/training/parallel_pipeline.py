@@ -69,7 +69,7 @@ class PP(Layout):
         return self.microbatched(self.stages[0], self.microbatches, **settings)
 
     def scaled_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(logits, targets) * self.objective
+        return self.settings.scaler.scale(self.loss(logits, targets) * self.objective)
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for chunk in self.chunks.values() for parameter in chunk.parameters()]
@@ -85,11 +85,13 @@ class PP(Layout):
         self.objective = self.factor / total * (self.microbatches if self.divides else 1)
         losses: list[Tensor] = []
         given = (batch.tokens,) if self.is_first else ()
-        if self.is_last:
-            self.schedule.step(*given, target=batch.targets, losses=losses)
-        else:
-            self.schedule.step(*given)
-        return sum(losses, torch.zeros(())).detach() / self.objective
+        scale = self.settings.scaler.scale(torch.ones(()))  # of which every rank needs one
+        with self.settings.forward():
+            if self.is_last:
+                self.schedule.step(*given, target=batch.targets, losses=losses)
+            else:
+                self.schedule.step(*given)
+        return sum(losses, torch.zeros(())).detach() / self.objective / scale
 
     def summed(self, loss: Tensor) -> float:
         loss = loss.double()

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from parallel_model import Decoder
-from parallel_parts import BETAS, Layout
+from parallel_parts import Layout
 from parallel_rows import Batch
+from parallel_settings import BETAS
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -31,6 +33,8 @@ class DataParallel(Layout):
 class DDP(DataParallel):
     def wrap_data(self, model: Decoder) -> None:
         self.model = DistributedDataParallel(model)
+        if self.plant == "reduced-in-fp16":
+            self.model.register_comm_hook(None, fp16_compress_hook)
 
     def backward(self, batch: Batch, total: int) -> Tensor:
         quiet = self.plant == "no-sync-left-on"
@@ -67,6 +71,7 @@ class FSDP1(DataParallel):
 
     def wrap_data(self, model: Decoder) -> None:
         kept = {"device_id": torch.device("cpu"), "use_orig_params": self.use_orig_params}
+        kept |= self.settings.of_fsdp1()
         ignored = [model.norm] if self.plant == "norm-ignored" else None
         for name, layer in model.layers.items():
             model.layers[name] = FullyShardedDataParallel(layer, **kept)
@@ -90,8 +95,8 @@ class FSDP2(DataParallel):
 
     def shard(self, model: Decoder, mesh: dist.DeviceMesh) -> None:
         for layer in model.layers.values():
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(layer, mesh=mesh, **self.settings.of_fully_shard())
+        fully_shard(model, mesh=mesh, **self.settings.of_fully_shard(whole=True))
         if self.plant == "sum-for-mean":
             for module in sharded(model):
                 module.set_gradient_divide_factor(1.0)
@@ -104,8 +109,9 @@ class FSDP2(DataParallel):
         chunks = batch.chunks(self.options.microbatches)
         for number, part in enumerate(chunks):
             self.model.set_requires_gradient_sync(number == len(chunks) - 1)
-            loss = self.loss(self.model(part.tokens), part.targets)
-            (loss * (self.factor / total)).backward()
+            with self.settings.forward():
+                loss = self.loss(self.model(part.tokens), part.targets)
+            self.settings.scaler.scale(loss * (self.factor / total)).backward()
             done = done + loss.detach()
         return done
 
