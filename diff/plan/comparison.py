@@ -159,7 +159,10 @@ class StepPair:
 
     @property
     def _factors(self) -> tuple[Factors | None, Factors | None]:
-        """Both runs' factors from local gradients; none where gradients that overflowed tell none."""
+        """Both runs' factors from local gradients; none where gradients overflowed.
+
+        They tell no factor then, and the loss scales under which they did may differ.
+        """
         return (None, None) if self.overflowed else (self.gradients_a.factors, self.gradients_b.factors)
 
     @cached_property
@@ -167,7 +170,7 @@ class StepPair:
         """What a token of each matched row weighs in the gradient of both runs; None where not observed."""
         return effective_weights(
             self.pairing, self.weights_a, self.weights_b,
-            *self._factors, same_scheme=self.same_scheme,
+            *self._factors, same_scheme=self.same_scheme and not self.overflowed,
         )  # fmt: skip
 
     @cached_property
@@ -175,7 +178,7 @@ class StepPair:
         """What every token of each matched row weighs, where both runs tell it token by token."""
         return effective_tokens(
             self.pairing, self.weights_a, self.weights_b,
-            *self._factors, same_scheme=self.same_scheme,
+            *self._factors, same_scheme=self.same_scheme and not self.overflowed,
         )  # fmt: skip
 
     @cached_property
