@@ -52,10 +52,15 @@ def alone() -> AbstractContextManager[object]:
 
 
 def is_active() -> bool:
-    """Tell whether hooks record here and now: not while compiling or capturing, not in data workers."""
+    """Tell whether hooks record here and now: not while compiling or capturing, not in data workers.
+
+    Nor inside a transform of torch.func, whose tensors have no storage of their own.
+    """
     if torch.compiler.is_compiling() or _hidden or not _armed or not _armed[0].active:
         return False
     if torch._C._get_tracing_state() is not None or get_worker_info() is not None:
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     return not (cuda_in_use() and torch.cuda.is_current_stream_capturing())
 
