@@ -54,8 +54,17 @@ class RowScale:
         return self.by_row.get((row.part, row.number), 1.0)
 
 
-def token_weights(view: StepView) -> TokenWeights:
-    """Return each part's token weight, from the ``weight`` slots of its losses."""
+Term = tuple[str, int]
+"""A term of the objective: the name of a loss, and which call of it."""
+
+
+def terms_of(view: StepView) -> set[Term]:
+    """Return the terms of which a step has token weights."""
+    return {(s.name, s.call) for s, _ in view.find(Kind.LOSS, phase="train") if s.slot == "weight"}
+
+
+def token_weights(view: StepView, term: Term | None = None) -> TokenWeights:
+    """Return each part's token weight, from the ``weight`` slots of its losses, or of one term's alone."""
     weights: dict[Part, list[float]] = {}
     counts: dict[Part, int] = {}
     masked: dict[Part, int] = {}
@@ -63,6 +72,8 @@ def token_weights(view: StepView) -> TokenWeights:
     for slot, items in view.find(Kind.LOSS, phase="train"):
         for item in items:
             if item.part is None or not item.source.stored(item.entry):
+                continue
+            if term is not None and (slot.name, slot.call) != term:
                 continue
             if slot.slot == "count":
                 counts[item.part] = counts.get(item.part, 0) + int(item.read())
@@ -106,6 +117,19 @@ def row_scale(pairing: Pairing, a: TokenWeights, b: TokenWeights) -> RowScale:
     if not by_row:
         return RowScale({}, {}, observed=False)
     return RowScale(by_row, {part: _one(values) for part, values in of_part.items()}, observed=True)
+
+
+def common_scale(scales: Sequence[RowScale]) -> RowScale:
+    """Return the ρ that all terms of an objective agree on, row by row; not observed where they don't."""
+    first, *others = scales
+    for other in others:
+        if not other.observed or other.by_row.keys() != first.by_row.keys():
+            return RowScale({}, {}, observed=False)
+        if any(
+            not math.isclose(other.by_row[r], x, rel_tol=WEIGHT_TOLERANCE) for r, x in first.by_row.items()
+        ):
+            return RowScale({}, {}, observed=False)
+    return first
 
 
 def token_pairs(
@@ -263,6 +287,44 @@ def effective_tokens(
     left, right = _in_the_gradient(own, pairs, factors_a, factors_b, same_scheme=same_scheme)
     ends = np.cumsum(lengths)[:-1]
     return np.split(left, ends), np.split(right, ends)
+
+
+TermWeights = dict[Term, tuple[list[np.ndarray], list[np.ndarray]]]
+"""For each term what the tokens of each matched row weigh in both runs, or what each of them weighs."""
+
+
+def effective_terms(
+    pairing: Pairing,
+    terms: Mapping[Term, tuple[TokenWeights, TokenWeights]],
+    factors_a: Factors | None,
+    factors_b: Factors | None,
+    *,
+    same_scheme: bool,
+) -> TermWeights | None:
+    """Return the same as ``effective_weights`` for several terms of an objective, each with its own weights.
+
+    A common factor is one of all terms: the coefficient of one is part of the objective. None where a weight
+    was not observed.
+    """
+    values: list[tuple[np.ndarray, np.ndarray]] = []
+    for a, b in terms.values():
+        rows = token_pairs(pairing, a, b) or [
+            (np.array([a.weight.get(x.part) or math.nan]), np.array([b.weight.get(y.part) or math.nan]))
+            for x, y in pairing.pairs
+        ]
+        values += rows
+    if not values or any(not np.isfinite(side).all() for pair in values for side in pair):
+        return None
+    rows_of = [pair for _ in terms for pair in pairing.pairs]
+    pairs = [pair for pair, (x, _) in zip(rows_of, values, strict=True) for _ in range(len(x))]
+    own = (np.concatenate([x for x, _ in values]), np.concatenate([y for _, y in values]))
+    left, right = _in_the_gradient(own, pairs, factors_a, factors_b, same_scheme=same_scheme)
+    ends = np.cumsum([len(x) for x, _ in values])[:-1]
+    split, count = (np.split(left, ends), np.split(right, ends)), len(pairing.pairs)
+    return {
+        term: (split[0][n * count : (n + 1) * count], split[1][n * count : (n + 1) * count])
+        for n, term in enumerate(terms)
+    }
 
 
 def _in_the_gradient(

@@ -20,11 +20,16 @@ from tensortrace.diff.rows import Batch, Pairing, pair, read_batches
 from tensortrace.diff.scale import (
     Factors,
     RowScale,
+    Term,
+    TermWeights,
     TokenWeights,
+    common_scale,
+    effective_terms,
     effective_tokens,
     effective_weights,
     row_scale,
     scalar_factor,
+    terms_of,
     token_weights,
 )
 from tensortrace.diff.stream import Streamed, one
@@ -145,7 +150,26 @@ class StepPair:
     @cached_property
     def scale(self) -> RowScale:
         """Weight of a token in ``b`` over its weight in ``a``."""
-        return row_scale(self.pairing, self.weights_a, self.weights_b)
+        plain = row_scale(self.pairing, self.weights_a, self.weights_b)
+        if plain.observed or not self.terms:
+            return plain
+        return common_scale([row_scale(self.pairing, a, b) for a, b in self.terms.values()])
+
+    @cached_property
+    def terms(self) -> dict[Term, tuple[TokenWeights, TokenWeights]]:
+        """Token weights of each term of the objective, where both runs have the same terms, and several."""
+        found = terms_of(self.a)
+        if len(found) < 2 or found != terms_of(self.b):
+            return {}
+        return {term: (token_weights(self.a, term), token_weights(self.b, term)) for term in sorted(found)}
+
+    @cached_property
+    def effective_terms(self) -> TermWeights | None:
+        """What the tokens of each matched row weigh in the gradient of both runs, term by term."""
+        return effective_terms(
+            self.pairing, self.terms, self.gradients_a.factors, self.gradients_b.factors,
+            same_scheme=self.same_scheme,
+        )  # fmt: skip
 
     @cached_property
     def gradients_a(self) -> Gradients:

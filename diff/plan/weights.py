@@ -11,6 +11,7 @@ from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.plan.comparison import Comparison, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.precision import eps_of_weights
+from tensortrace.diff.scale import Term
 from tensortrace.tracer.types import Kind
 
 Ref = tuple[int | None, Slot]
@@ -26,6 +27,12 @@ def plan_weights(pair: StepPair, plan: StepPlan) -> None:
     for group, numbers in rows.items():
         load, counts = _loader(pair, numbers), _counts(pair, group)
         a, b = (_items(view, group, pair) for view in (pair.a, pair.b))
+        if pair.effective_weights is None and pair.effective_tokens is None and pair.effective_terms:
+            for name, call in pair.terms:
+                slot = Slot("train", Kind.LOSS, name, "weight", call)
+                of_term = _loader_of_term(pair, numbers, (name, call))
+                plan.comparisons.append(Comparison(slot, group, of_term, a, b, counts, eps=eps))
+            continue
         for name in names:  # one weight per part stands for all of its terms
             slot = Slot("train", Kind.LOSS, name, "weight", 0)
             parents = counts if name == names[0] else ((group, slot._replace(name=names[0])),)
@@ -61,6 +68,18 @@ def _loader(pair: StepPair, numbers: Sequence[int]) -> Callable[[], Assembled]:
             raise NotComparable("scale not observed: a loss has no single weight for its tokens")
         left, right = (side[list(numbers)] for side in by_row)
         return Assembled(left, right, owners, (1,) * len(owners))
+
+    return load
+
+
+def _loader_of_term(pair: StepPair, numbers: Sequence[int], term: Term) -> Callable[[], Assembled]:
+    """Return a loader of one term's weights, by row or by token."""
+
+    def load() -> Assembled:
+        assert pair.effective_terms is not None  # it was planned so
+        owners = tuple(pair.pairing.pairs[n][1] for n in numbers)
+        a, b = ([side[n] for n in numbers] for side in pair.effective_terms[term])
+        return Assembled(np.concatenate(a), np.concatenate(b), owners, tuple(map(len, a)))
 
     return load
 

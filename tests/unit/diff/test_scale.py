@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from tensortrace.diff.catalog import Part
-from tensortrace.diff.rows import Batch, Extent, Row, pair
+from tensortrace.diff.rows import Batch, Extent, Pairing, Row, pair
 from tensortrace.diff.scale import (
     Factors,
+    TermWeights,
     TokenWeights,
+    effective_terms,
     effective_weights,
     rank_factors,
     row_scale,
@@ -120,3 +122,31 @@ def test_an_unobserved_weight_leaves_the_scale_at_one() -> None:
     scale = row_scale(pairing, TokenWeights({ONE: None}, {}), TokenWeights({R0: 0.5}, {}))
     assert not scale.observed
     assert scale.of(pairing.pairs[0][1]) == 1.0
+
+
+def two_terms(b_of_second: float) -> TermWeights:
+    """Return weights of two rows on one rank against two, whose losses are doubled for the average."""
+    a0 = Part(0, "train", 0)
+    parts = [Part(0, "train", 0), Part(1, "train", 0)]
+    pairing = Pairing(
+        tuple((Row(a0, n, 0, 3, b"%d" % n), Row(part, 0, 0, 3, b"%d" % n)) for n, part in enumerate(parts))
+    )
+    terms = {
+        ("cross_entropy", 0): (TokenWeights({a0: 0.25}, {}), TokenWeights(dict.fromkeys(parts, 0.5), {})),
+        ("mse_loss", 0): (TokenWeights({a0: 0.1}, {}), TokenWeights(dict.fromkeys(parts, b_of_second), {})),
+    }
+    factors = Factors({0: 1.0}, 0.0), Factors({0: 0.5, 1: 0.5}, 0.0)
+    found = effective_terms(pairing, terms, *factors, same_scheme=False)
+    assert found is not None
+    return found
+
+
+def test_terms_of_an_objective_have_weights_of_their_own() -> None:
+    for left, right in two_terms(0.2).values():  # 0.5 · 0.5 and 0.2 · 0.5
+        np.testing.assert_allclose(np.concatenate(left), np.concatenate(right))
+
+
+def test_a_coefficient_of_one_term_is_no_common_factor() -> None:
+    found = two_terms(0.3)
+    right = {term: float(b[0][0] / a[0][0]) for term, (a, b) in found.items()}
+    assert right == {("cross_entropy", 0): pytest.approx(1.0), ("mse_loss", 0): pytest.approx(1.5)}
