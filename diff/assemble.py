@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -271,7 +272,41 @@ def _shared(
         right = [np.ravel(values_b[q]) for q in partners.values()]
         if all(len(x) == len(y) for x, y in zip(left, right, strict=True)):
             return Assembled(np.concatenate(left), np.concatenate(right))
+    if not labels and (found := _of_all_rows(values_a, values_b, pairs)):
+        return found
     raise NotComparable("no dimension follows the rows, values differ between parts, and the splits differ")
+
+
+_NEAR = 1e-2
+"""Relative difference up to which two numbers are taken for the same statistic of the same rows."""
+
+
+def _of_all_rows(
+    values_a: dict[Part, np.ndarray], values_b: dict[Part, np.ndarray], pairs: Sequence[tuple[Row, Row]]
+) -> Assembled | None:
+    """Compare numbers that parts computed of their rows as what they would be of all rows at once.
+
+    As a sum, or as a mean over rows or over positions, whichever comes nearest; None where none comes near:
+    then it is no such number (a maximum, a product of means), and other splits have others.
+    """
+    found = []
+    ways: tuple[Callable[[Row], float], ...] = (
+        lambda row: 0.0, lambda row: 1.0, lambda row: float(row.stop - row.start)
+    )  # fmt: skip
+    for weighing in ways:
+        sides = []
+        for side, values in enumerate((values_a, values_b)):
+            weight = dict.fromkeys(values, 0.0)
+            for pair in pairs:
+                if pair[side].part in weight:
+                    weight[pair[side].part] += weighing(pair[side])
+            total = sum(weight.values())
+            shares = {part: w / total if total else 1.0 for part, w in weight.items()}
+            sides.append(float(sum(share * float(values[part]) for part, share in shares.items())))
+        apart = abs(sides[0] - sides[1])
+        found.append((apart / (max(map(abs, sides)) or 1.0), sides))
+    distance, (left, right) = min(found, key=lambda f: f[0] if math.isfinite(f[0]) else math.inf)
+    return Assembled(np.asarray(left), np.asarray(right)) if distance < _NEAR else None
 
 
 def same_everywhere(items: Sequence[Item]) -> bool:

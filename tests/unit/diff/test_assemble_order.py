@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from tensortrace.diff.assemble import by_rows
+from tensortrace.diff.assemble import NotComparable, by_rows
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.rows import pair, read_batch
 from tensortrace.tracer.reader import Trace
@@ -41,3 +42,15 @@ def test_rows_flattened_with_their_features_meet(tmp_path: Path) -> None:
 def test_batches_concatenated_one_after_the_other_meet(tmp_path: Path) -> None:
     a, b = _assembled(tmp_path, lambda x: np.concatenate([x, -x]))
     np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("statistic", [np.sum, np.mean])
+def test_numbers_of_all_rows_meet_as_sums_or_means(tmp_path: Path, statistic: Any) -> None:
+    a, b = _assembled(tmp_path, statistic)
+    assert a.shape == b.shape == ()
+    assert b == a == statistic(X)
+
+
+def test_numbers_that_no_split_keeps_are_not_compared(tmp_path: Path) -> None:
+    with pytest.raises(NotComparable):
+        _assembled(tmp_path, lambda x: np.var(x))
