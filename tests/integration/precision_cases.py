@@ -27,6 +27,8 @@ PRECISE = [
         Case(f"{at}-{kind}", 2, model(at), f"--layout {at} --checkpoint {kind}")
         for kind in ("reentrant", "non-reentrant")
         for at in ("ddp", "fsdp2", "fsdp1", "tp", "tp-sp", "zero1", "pp")
+        if (kind, at)
+        != ("reentrant", "pp")  # a stage's backward asks for gradients, which torch refuses there
     ),
     *(Case(f"{at}-kept", 2, "", f"--layout {at} --keep-activations cpu") for at in ("fsdp2", "fsdp1", "tp")),
     Case("fsdp2-offload", 2, "", "--layout fsdp2 --offload"),  # FSDP1's pins memory, which takes a GPU

@@ -32,7 +32,7 @@ def assert_as_one_rank(folder: Path, ranks: int, cases: list[Case]) -> None:
     assert [case.name for case in cases if plain.told(case) != traced.told(case)] == []
     for case in cases:
         assert_recorded(traced, case)
-        more = {SCALED} if "amp-fp16" in case.model else set()
+        more = {SCALED} if "amp-fp16" in case.model else {"buffer"} if "average" in case.model else set()
         assert_equivalent_and_complete(case, compare(alone, traced, case), kinds(case) | more)
 
 
