@@ -74,7 +74,8 @@ def ending(outcome: Outcome, output: Path) -> list[str]:
     if not outcome.ranks:
         return [
             "trace: warning: no process of the command trained anything, so nothing was recorded",
-            "trace: a trainer must import torch, run a module, and read PYTHONPATH (no python -I or -E)",
+            "trace: a trainer must import torch, run a module outside transforms of torch.func, and read "
+            "PYTHONPATH (no python -I or -E)",
         ]
     steps = {rank.last.step for rank in outcome.ranks if rank.last is not None}
     size = sum(rank.size_bytes for rank in outcome.ranks) / MB

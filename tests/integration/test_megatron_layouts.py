@@ -168,6 +168,18 @@ def test_each_mistake_ends_at_its_boundary(folder: Path, one: Path, plant: str) 
 
 
 @pytest.mark.slow
+def test_a_sum_that_backward_forgot_is_a_doubt_and_no_layout(folder: Path, one: Path) -> None:
+    planted = recorded(folder, "head-grads", 2, "--tp", 2, "--plant", "head-grads")
+    file, done = found(one, planted)
+    assert done.exit_code == 1
+    doubts = [line for line in done.output.splitlines() if line.startswith("doubt: ")]
+    assert any(line.startswith("doubt: norm out:") for line in doubts), done.output
+    outcome = diff(one, planted, "--layout", str(file))
+    assert place(outcome)[:3] == (0, "activation_grad", "norm"), outcome.summary()
+    assert outcome.result.causes[0].code == "reduction.missing"
+
+
+@pytest.mark.slow
 def test_gradients_of_a_shared_key_that_are_not_summed_are_local(folder: Path) -> None:
     one = recorded(folder, "one-kv", 1, "--kv-heads", 1)
     right = recorded(folder, "kv", 2, "--tp", 2, "--kv-heads", 1)

@@ -21,7 +21,7 @@ VOCABULARY, PADDED = 50, 64
 HIDDEN, HEADS, FFN, LAYERS = 32, 8, 48, 4
 HEAD = HIDDEN // HEADS
 BATCH, SEQUENCE, MICROBATCHES = 2, 8, 2
-PLANTS = ("qkv", "gate-up", "bias", "norm-grads", "tied", "kv")
+PLANTS = ("qkv", "gate-up", "bias", "norm-grads", "tied", "kv", "head-grads")
 
 
 class Grid:
@@ -293,12 +293,12 @@ class Loss(nn.Module):
 class Head(nn.Module):
     """Logits of this rank's rows of the vocabulary, from the embedding's weight."""
 
-    def __init__(self, grid, weight):
+    def __init__(self, grid, weight, plant):
         super().__init__()
-        self.grid, self.weight = grid, weight
+        self.grid, self.weight, self.plant = grid, weight, plant
 
     def forward(self, x):
-        return F.linear(enter(x, self.grid), self.weight)
+        return F.linear(x if self.plant == "head-grads" else enter(x, self.grid), self.weight)
 
 
 class Stage(nn.Module):
@@ -312,7 +312,7 @@ class Stage(nn.Module):
         self.layers = nn.ModuleList(Layer(grid, args) for _ in range(LAYERS // grid.pp_size))
         if grid.last:
             self.norm = Norm()
-            self.head = Head(grid, self.embed.weight)
+            self.head = Head(grid, self.embed.weight, args.plant)
             self.loss = Loss(grid)
 
     def forward(self, ids, targets):
