@@ -205,7 +205,7 @@ def _stack_rows(
         piece = _piece(values_b[y.part], labels, y, pairing.extents_b[y.part], stop)
         right.append(piece / scale_b(y) if scale_b else piece)
     owners = tuple(y for _, y in pairs)
-    if labels.count("positions") > 1:
+    if labels.count("positions") + labels.count("flat") > 1:
         left, right = [np.ravel(v) for v in left], [np.ravel(v) for v in right]
     lengths = tuple(len(v) for v in left)
     return Assembled(np.concatenate(left), np.concatenate(right), owners, lengths)

@@ -124,9 +124,11 @@ def read_batch(view: StepView, phase: str, *, guess_padding: bool = False, time_
         if slot.call == 0 and item.source.stored(item.entry) and item.entry.local_shape:
             inputs[part][slot.slot] = item.read()
             digests[part, slot.slot] = item.entry.digest
+    inputs = defaultdict(dict, {part: _as_row(tensors) for part, tensors in inputs.items()})
     if time_major:
         inputs = defaultdict(dict, {part: _turned(tensors) for part, tensors in inputs.items()})
     ignored, several = _ignored_positions(view, phase, inputs, time_major=time_major), _several(view, phase)
+    ignored = {part: _but_last_tokens(found, inputs[part]) for part, found in ignored.items()}
     pad, notes = _pad_value(inputs, ignored, guess=guess_padding)
     rows: list[Row] = []
     extents: dict[Part, Extent] = {}
@@ -138,6 +140,17 @@ def read_batch(view: StepView, phase: str, *, guess_padding: bool = False, time_
         lengths |= {digests[part, name] for name in _lengths(inputs[part])}
         rows += found if part not in several else [row._replace(idle=False) for row in found]
     return Batch(tuple(rows), extents, notes, frozenset(lengths))
+
+
+def _as_row(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return as one row tokens that have no dimension of rows: documents one after the other."""
+    tokens = next((v for v in tensors.values() if v.dtype.kind in "iu" and v.ndim), None)
+    if tokens is None or tokens.ndim != 1 or _tokens(tensors) is not None:
+        return tensors
+    length = len(tokens)
+    rows = {n: v[None] if v.ndim and len(v) == length else v for n, v in tensors.items()}
+    first = next(v for v in rows.values() if v.shape == (1, length))
+    return rows if find_documents(rows, first) else tensors
 
 
 def _lengths(tensors: dict[str, np.ndarray]) -> list[str]:
@@ -336,6 +349,21 @@ def _ignored_by_target(target: np.ndarray, ignore_index: int | None, extent: Ext
         ignored[:, 1:] &= ~valid
         return ignored
     return None
+
+
+def _but_last_tokens(ignored: np.ndarray, tensors: dict[str, np.ndarray]) -> np.ndarray:
+    """Return what is ignored without the last token of the last document of a row, which has no target.
+
+    Padding is told from it by being more than one position.
+    """
+    tokens = _tokens(tensors)
+    if tokens is None or tokens.shape != ignored.shape or find_documents(tensors, tokens) is None:
+        return ignored
+    kept = ignored.copy()
+    for row in kept:
+        if _run(row[::-1]) == 1:
+            row[-1] = False
+    return kept
 
 
 def _pad_value(

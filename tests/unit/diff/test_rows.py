@@ -91,3 +91,36 @@ def test_a_split_over_microbatches_is_not_the_same_split(tmp_path: Path) -> None
     b = _batch(tmp_path / "b", _pass([[1, 2]], 0, 2) + _pass([[3, 4]], 1, 2))
     assert not pair(a, b).same_split()
     assert pair(a, a).same_split()
+
+
+def _packed(documents: list[list[int]], microbatch: int) -> list[Any]:
+    """Return what a program is given that puts documents one after the other, without a dimension of rows."""
+    ends = np.cumsum([0, *map(len, documents)])
+    values = {
+        "in.0": np.concatenate([np.array(d) for d in documents]),
+        "in.1": np.concatenate([np.arange(len(d)) for d in documents]),
+        "in.2": ends.astype(np.int32),
+    }
+    targets = np.concatenate([np.array([*d[1:], IGNORE]) for d in documents])
+    inputs = [
+        ({"kind": Kind.INPUT, "name": "(root)", "slot": slot, "microbatch": microbatch}, value)
+        for slot, value in values.items()
+    ]
+    loss = {"kind": Kind.LOSS, "name": "cross_entropy", "slot": "target", "microbatch": microbatch}
+    return [*inputs, (loss | {"meta": Meta(ignore_index=IGNORE)}, targets)]
+
+
+def test_documents_one_after_the_other_meet_whatever_the_packing(tmp_path: Path) -> None:
+    documents = [[7, 8, 9], [7, 8], [5, 8, 9, 9], [8, 8, 9]]  # tokens that repeat at the same positions
+    one = _batch(tmp_path / "a", _packed(documents, 0))
+    two = _batch(tmp_path / "b", _packed(documents[2:], 0), _packed(documents[:2], 0))
+    found = pair(one, two)
+    assert not found.only_a
+    assert not found.only_b
+    assert [(x.start, x.stop) for x, _ in found.pairs] == [(0, 3), (3, 5), (5, 9), (9, 12)]
+    assert [(y.part.rank, y.start, y.stop) for _, y in found.pairs] == [
+        (1, 0, 3),
+        (1, 3, 5),
+        (0, 0, 4),
+        (0, 4, 7),
+    ]
