@@ -352,16 +352,14 @@ def _ignored_by_target(target: np.ndarray, ignore_index: int | None, extent: Ext
 
 
 def _but_last_tokens(ignored: np.ndarray, tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """Return what is ignored without the last token of the last document of a row, which has no target.
-
-    Padding is told from it by being more than one position.
-    """
+    """Return what is ignored less the last token of the last document of a row, which may have no target."""
     tokens = _tokens(tensors)
-    if tokens is None or tokens.shape != ignored.shape or find_documents(tensors, tokens) is None:
+    documents = None if tokens is None else find_documents(tensors, tokens)
+    if tokens is None or documents is None or tokens.shape != ignored.shape:
         return ignored
     kept = ignored.copy()
-    for row in kept:
-        if _run(row[::-1]) == 1:
+    for row, begins in zip(kept, documents.begins, strict=True):
+        if _run(row[::-1]) == 1 and not begins[-1]:
             row[-1] = False
     return kept
 
