@@ -285,9 +285,19 @@ def _extent(tensors: dict[str, np.ndarray]) -> Extent:
 
 
 def _tokens(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Return the first integer matrix: token ids [rows, positions]."""
+    """Return token ids [rows, positions], the first integer matrix; of float inputs, their mask."""
     for value in tensors.values():
         if value.ndim == 2 and value.dtype.kind in "iu":
+            return value
+    mask = _mask_of_features(tensors)
+    return None if mask is None else mask.astype(np.int64)
+
+
+def _mask_of_features(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Return a matrix of zeros and ones for the positions of features [rows, positions, …]."""
+    shapes = {value.shape[:2] for value in tensors.values() if value.ndim > 2}
+    for value in tensors.values():
+        if value.ndim == 2 and value.shape in shapes and ((value == 0) | (value == 1)).all() and value.any():
             return value
     return None
 
@@ -299,7 +309,7 @@ def _ignored_positions(
     found: dict[Part, np.ndarray] = {}
     for part, tensors in inputs.items():
         tokens = _tokens(tensors)
-        mask = next((v for name, v in tensors.items() if "mask" in name), None)
+        mask = next((v for name, v in tensors.items() if "mask" in name), _mask_of_features(tensors))
         if tokens is not None and mask is not None and mask.shape == tokens.shape:
             found[part] = np.asarray(mask == 0)
     for slot, items in view.find(Kind.LOSS, phase=phase):

@@ -124,3 +124,23 @@ def test_documents_one_after_the_other_meet_whatever_the_packing(tmp_path: Path)
         (0, 0, 4),
         (0, 4, 7),
     ]
+
+
+def _features(samples: list[np.ndarray]) -> list[Any]:
+    """Return what a model of float features is given: samples padded with zeros, and their mask."""
+    longest = max(map(len, samples))
+    features = np.stack([np.pad(s, ((0, longest - len(s)), (0, 0))) for s in samples])
+    mask = np.stack([np.arange(longest) < len(s) for s in samples]).astype("f4")
+    common = {"kind": Kind.INPUT, "name": "(root)"}
+    return [(common | {"slot": "in.0"}, features), (common | {"slot": "in.1"}, mask)]
+
+
+def test_samples_of_features_meet_whatever_their_mask_is_padded_to(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    samples = [rng.normal(size=(length, 2)).astype("f4") for length in (2, 5, 3, 4)]
+    one = _batch(tmp_path / "a", _features(samples))
+    two = _batch(tmp_path / "b", _features(samples[2:]), _features(samples[:2]))
+    found = pair(one, two)
+    assert not found.by_order
+    assert [(x.start, x.stop) for x, _ in found.pairs] == [(0, 2), (0, 5), (0, 3), (0, 4)]
+    assert [(y.part.rank, y.number) for _, y in found.pairs] == [(1, 0), (1, 1), (0, 0), (0, 1)]
