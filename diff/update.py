@@ -147,6 +147,15 @@ class _Scaled:
     def _count(self, x: UpdateInputs) -> np.ndarray:
         return np.asarray(x.before.get("step", np.zeros(())) + 1)
 
+    def _moment(self, x: UpdateInputs, slot: str) -> np.ndarray | None:
+        """Return Adam's moments and count, which several optimizers share."""
+        gradient = self._gradient(x)
+        if slot == "exp_avg":
+            return self._average(x, slot, x.hypers["betas.0"], gradient)
+        if slot == "exp_avg_sq":
+            return self._average(x, slot, x.hypers["betas.1"], gradient**2)
+        return self._count(x) if slot == "step" else None
+
 
 class _RmsProp(_Scaled):
     def state(self, x: UpdateInputs, slot: str) -> np.ndarray | None:
@@ -223,13 +232,10 @@ class _Adadelta(_Scaled):
 
 class _Adamax(_Scaled):
     def state(self, x: UpdateInputs, slot: str) -> np.ndarray | None:
-        gradient = self._gradient(x)
-        if slot == "exp_avg":
-            return self._average(x, slot, x.hypers["betas.0"], gradient)
         if slot == "exp_inf":
             kept = x.hypers["betas.1"] * self._before(x, slot)
-            return np.asarray(np.maximum(kept, np.abs(gradient) + x.hypers["eps"]))
-        return self._count(x) if slot == "step" else None
+            return np.asarray(np.maximum(kept, np.abs(self._gradient(x)) + x.hypers["eps"]))
+        return self._moment(x, slot)
 
     def param(self, x: UpdateInputs) -> np.ndarray | None:
         if not {"exp_avg", "exp_inf", "step"} <= set(x.after):
@@ -240,14 +246,9 @@ class _Adamax(_Scaled):
 
 class _NAdam(_Scaled):
     def state(self, x: UpdateInputs, slot: str) -> np.ndarray | None:
-        gradient = self._gradient(x)
-        if slot == "exp_avg":
-            return self._average(x, slot, x.hypers["betas.0"], gradient)
-        if slot == "exp_avg_sq":
-            return self._average(x, slot, x.hypers["betas.1"], gradient**2)
         if slot == "mu_product":
             return np.asarray(x.before.get(slot, np.ones(())) * self._mu(x, _number(self._count(x))))
-        return self._count(x) if slot == "step" else None
+        return self._moment(x, slot)
 
     def _mu(self, x: UpdateInputs, step: float) -> float:
         decay = 0.96 ** (step * x.hypers["momentum_decay"])
@@ -267,12 +268,7 @@ class _NAdam(_Scaled):
 
 class _RAdam(_Scaled):
     def state(self, x: UpdateInputs, slot: str) -> np.ndarray | None:
-        gradient = self._gradient(x)
-        if slot == "exp_avg":
-            return self._average(x, slot, x.hypers["betas.0"], gradient)
-        if slot == "exp_avg_sq":
-            return self._average(x, slot, x.hypers["betas.1"], gradient**2)
-        return self._count(x) if slot == "step" else None
+        return self._moment(x, slot)
 
     def param(self, x: UpdateInputs) -> np.ndarray | None:
         if not {"exp_avg", "exp_avg_sq", "step"} <= set(x.after):
