@@ -178,6 +178,8 @@ def _execute(
             _keep(_BY_ROWS, plan, f"step {step} is not whole: only its rows are compared")
         elif a.lossy or b.lossy:
             _keep(_WITHOUT_SUMS, plan, "boundaries were dropped: what sums over the batch is not compared")
+        else:
+            plan_lags(pair_, plan)
         execution.run(_selected(excused(plan, a, b, alignment), options), previous, pair_)
         notes += plan.notes
         if progress:
@@ -218,7 +220,6 @@ def _plan_step(pair_: StepPair, plan: StepPlan) -> None:
         )
     plan_passes(pair_, plan)
     plan_rows(pair_, plan)
-    plan_lags(pair_, plan)
     plan_gradients(pair_, plan)
     plan_recomputed(pair_, plan)
     plan_state(pair_, plan)
