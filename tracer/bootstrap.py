@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import ClassVar, NoReturn
 
 from tensortrace.tracer import hooks
-from tensortrace.tracer import start as beginning
 from tensortrace.tracer.dry_run import Tally
 from tensortrace.tracer.environment import rank_environment
 from tensortrace.tracer.faults import with_fault
@@ -79,6 +78,9 @@ class Guest:
             set_stance("force_eager")
         self._hooks = hooks.install(self._recorder)
         if self._settings.start != Start():
+            # it reads traces and layout files: what it imports is for those who ask for it
+            from tensortrace.tracer import start as beginning
+
             beginning.install(self._hooks, self._settings.start, layout=self._settings.layout)
         for fault in self._fault.split(","):
             if fault.startswith("hook:"):
