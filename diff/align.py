@@ -14,6 +14,7 @@ from tensortrace.diff.catalog import Catalog, Slot, StepView
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.plan.comparison import replica
 from tensortrace.diff.rows import read_batches
+from tensortrace.diff.stream import one
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.types import INIT_STEP, Kind
 
@@ -217,6 +218,7 @@ def _equal(slot: Slot, a: StepView, b: StepView) -> bool:
     if x.entry.local_shape != y.entry.local_shape or x.entry.dtype != y.entry.dtype:
         return False
     try:
-        return np.array_equal(x.read(), y.read())
+        blocks = zip(one(x).blocks(), one(y).blocks(), strict=True)  # parameters may be larger than memory
+        return all(np.array_equal(left, right) for left, right in blocks)
     except (NotComparable, Unplaceable):
         return False

@@ -14,6 +14,8 @@ MOST_SLICES = 2048
 """Slices of a dimension up to which each is looked for among all others: the work is their square."""
 
 MOST_HEADS = 128
+MOST_ELEMENTS = 1 << 22
+"""Of larger tensors only an order of slices that are equal bit by bit is sought."""
 
 
 def permuted(case: Case) -> Sequence[Proposal]:
@@ -44,7 +46,7 @@ def _pair(case: Case) -> tuple[np.ndarray, np.ndarray] | None:
     loaded, slot = case.origin.assembled, case.origin.node.slot
     if loaded is None or slot.kind not in _KINDS or slot.name == "(clip)" or not loaded.a.ndim:
         return None
-    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
+    a, b = loaded.a, loaded.b
     if len(set(loaded.lengths)) == 1 and loaded.lengths[0] > 1:  # rows that were put one after the other
         a, b = (x.reshape(len(loaded.lengths), loaded.lengths[0], *x.shape[1:]) for x in (a, b))
     return (a, b) if np.isfinite(a).all() and np.isfinite(b).all() else None
@@ -59,18 +61,38 @@ def _sources(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     if not 2 <= count <= MOST_SLICES or a.size == 0:
         return None
     x, y = a.reshape(count, -1), b.reshape(count, -1)
-    apart = np.sum((x - y) ** 2, axis=1)
-    wrong = np.flatnonzero(apart > 1e-6 * np.sum(x**2, axis=1))
+    wrong = np.flatnonzero([_apart(left, right) for left, right in zip(x, y, strict=True)])
     if len(wrong) < 2:
         return None
-    x, y = x[wrong], y[wrong]
-    distances = np.sum(y**2, axis=1)[:, None] + np.sum(x**2, axis=1)[None, :] - 2 * (y @ x.T)
-    nearest = _one_to_one(distances)
+    nearest = _equal_slices(x[wrong], y[wrong])
+    if nearest is None and len(wrong) * x.shape[1] <= MOST_ELEMENTS:
+        left, right = x[wrong].astype(np.float64), y[wrong].astype(np.float64)
+        squares = np.sum(right**2, axis=1)[:, None] + np.sum(left**2, axis=1)[None, :]
+        nearest = _one_to_one(squares - 2 * (right @ left.T))
     if nearest is None:
         return None
     source = np.arange(count)
     source[wrong] = wrong[nearest]
     return source if (source != np.arange(count)).any() else None
+
+
+def _apart(x: np.ndarray, y: np.ndarray) -> bool:
+    left = x.astype(np.float64)
+    return bool(np.sum((left - y) ** 2) > 1e-6 * np.sum(left**2))
+
+
+def _equal_slices(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
+    """Return which slice of ``x`` each slice of ``y`` is, bit by bit; None where one is none of them."""
+    where: dict[bytes, list[int]] = {}
+    for number, piece in enumerate(x):
+        where.setdefault(np.ascontiguousarray(piece).tobytes(), []).append(number)
+    found = []
+    for piece in y:
+        waiting = where.get(np.ascontiguousarray(piece).tobytes())
+        if not waiting:
+            return None
+        found.append(waiting.pop(0))
+    return np.array(found)
 
 
 def _one_to_one(distances: np.ndarray) -> np.ndarray | None:
@@ -120,17 +142,16 @@ def _range(numbers: np.ndarray) -> str:
     return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
 
 
-def transposed(case: Case) -> Sequence[Proposal]:
+def transposed(case: Case) -> Iterator[Proposal]:
     """Propose that two dimensions changed places, or that one was read in the order of another."""
     found = _pair(case)
-    if found is None:
-        return ()
+    if found is None or found[0].size > MOST_ELEMENTS:
+        return
     a, b = found
-    return [
-        Proposal("layout.transposed", f"{case.origin.node.slot.name}: {text}", [mistaken], [b], [a])
-        for mistaken, text in _transposes(a)
-        if mistaken.shape == b.shape
-    ]
+    for mistaken, text in _transposes(a):
+        if mistaken.shape == b.shape:
+            text = f"{case.origin.node.slot.name}: {text}"
+            yield Proposal("layout.transposed", text, [mistaken], [b], [a])
 
 
 def _transposes(a: np.ndarray) -> Iterator[tuple[np.ndarray, str]]:
@@ -152,23 +173,19 @@ def _transposes(a: np.ndarray) -> Iterator[tuple[np.ndarray, str]]:
             yield unmerged, f"{heads} heads were flattened without moving them behind the positions"
 
 
-def shifted(case: Case) -> Sequence[Proposal]:
+def shifted(case: Case) -> Iterator[Proposal]:
     """Propose that everything moved along one dimension, and zeros or the edge moved in."""
     found = _pair(case)
-    if found is None or case.origin.node.slot.kind == Kind.PARAM:
-        return ()
+    if found is None or case.origin.node.slot.kind == Kind.PARAM or found[0].size > MOST_ELEMENTS:
+        return
     a, b = found
-    proposals = []
+    name = case.origin.node.slot.name
     for dim in range(a.ndim):
         left, right = np.moveaxis(a, dim, 0), np.moveaxis(b, dim, 0)
         for by in (n for n in (1, -1, 2, -2) if abs(n) * 2 < len(left)):
             for mistaken, edge in _moved(left, by):
-                name = case.origin.node.slot.name
                 text = f"{name} is shifted by {by:+d} along {_called(dim, a.ndim)}, {edge} moved in"
-                proposals.append(
-                    Proposal("layout.shifted", text, [mistaken], [right], [left], float(by), "places")
-                )
-    return proposals
+                yield Proposal("layout.shifted", text, [mistaken], [right], [left], float(by), "places")
 
 
 def _moved(a: np.ndarray, by: int) -> Iterator[tuple[np.ndarray, str]]:

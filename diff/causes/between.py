@@ -14,10 +14,14 @@ from tensortrace.diff.compare import EPS
 from tensortrace.diff.gradients import CLIP
 from tensortrace.diff.logical import Member, Together
 from tensortrace.diff.plan.comparison import Comparison, replica
+from tensortrace.diff.window import Window
 from tensortrace.tracer.types import Kind
 
 _RUNGS = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
 _Group = tuple[int, ...]
+
+MOST_ELEMENTS = 1 << 22
+"""So many elements of a tensor are looked at: what happens between ranks happens to each alike."""
 
 
 def wrong_group(case: Case) -> Sequence[Proposal]:
@@ -26,14 +30,15 @@ def wrong_group(case: Case) -> Sequence[Proposal]:
     if slot.kind not in _RUNGS or slot.name == CLIP:
         return ()
     gradients, name = case.pair.gradients_b, slot.name
-    local = {cell: value.astype(np.float64) for cell, value in gradients.local(name).items()}
+    local = {cell: _some(value) for cell, value in gradients.local(name).items()}
     rung = gradients.rung_copies(slot.kind, name) if slot.kind != Kind.CLIPPED_GRAD else ()
     copies = rung or gradients.unclipped_copies(name)
     reference = case.pair.gradients_a.unclipped(name)
     held = [copy for copy in copies if copy.cell in local]
     if len(local) < 3 or not held or reference is None:
         return ()
-    actual = [copy.read().astype(np.float64) for copy in held]
+    actual = [_some(copy.read()) for copy in held]
+    right = _some(reference.read())
     if not all(np.isfinite(x).all() for x in (*actual, *local.values())):
         return ()
     floor = case.gradient_floor(held)
@@ -47,7 +52,7 @@ def wrong_group(case: Case) -> Sequence[Proposal]:
         proposals.append(
             Proposal(
                 "reduction.wrong_group", text, [factor * m for m in mine], actual,
-                [reference.read().astype(np.float64) for _ in held], float(len(groups[0])),
+                [right for _ in held], float(len(groups[0])),
                 "ranks that were reduced over", floor=floor,
             )
         )  # fmt: skip
@@ -58,11 +63,15 @@ def wrong_group(case: Case) -> Sequence[Proposal]:
             proposals.append(
                 Proposal(
                     "reduction.wrong_group", text, [factor * m for m in same], actual,
-                    [reference.read().astype(np.float64) for _ in held], float(len(group)),
+                    [right for _ in held], float(len(group)),
                     "ranks that were reduced over", floor=floor,
                 )
             )  # fmt: skip
     return proposals
+
+
+def _some(value: np.ndarray) -> np.ndarray:
+    return np.ravel(value)[:MOST_ELEMENTS].astype(np.float64)
 
 
 def _splits(cells: Sequence[int]) -> Iterator[tuple[tuple[_Group, ...], str]]:
@@ -88,6 +97,8 @@ def not_added_up(case: Case) -> Sequence[Proposal]:
     entry = case.origin.comparison
     if not case.origin.ranks or not isinstance(entry, Comparison) or entry.exact or not entry.items_a:
         return ()
+    if any(isinstance(item.source, Window) for item in entry.items_b):
+        return ()  # of what is too large to hold, members are not there block by block
     held = [Item(m.source, m.entry, i.part, i.call, i.cell) for i in entry.items_b for m in _members(i)]
     if entry.slot.phase == "window":
         held = [*entry.copies_b] if len(entry.copies_b) > 1 else held
@@ -133,19 +144,18 @@ def _tied(case: Case, name: str) -> tuple[str, ...]:
     return tuple(sorted({name, *aliases})) if aliases else ()
 
 
-def reduce_dtype(case: Case) -> Sequence[Proposal]:
+def reduce_dtype(case: Case) -> Iterator[Proposal]:
     """Propose that ranks' gradients were rounded to a lower precision before they were added up."""
     slot, loaded = case.origin.node.slot, case.origin.assembled
     if slot.kind not in _RUNGS or slot.name == CLIP or loaded is None:
-        return ()
+        return
     gradients = case.pair.gradients_b
-    local = [v.astype(np.float64) for _, v in sorted(gradients.local(slot.name).items())]
+    local = [_some(value) for _, value in sorted(gradients.local(slot.name).items())]
     if len(local) < 2 or not all(np.isfinite(v).all() for v in local):
-        return ()
+        return
     items = gradients.local_items(slot.name)
-    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
+    a, b = _some(loaded.a), _some(loaded.b)
     factor = _factor([np.asarray(sum(local))], [a])  # from the sum over b's ranks to a correct gradient
-    proposals = []
     for dtype in SHARPER:
         if all(EPS.get(i.entry.dtype, 0.0) >= EPS[dtype] for i in items):
             continue  # they were no finer before
@@ -153,13 +163,10 @@ def reduce_dtype(case: Case) -> Sequence[Proposal]:
             text = (
                 f"gradients of {slot.name} on {len(local)} ranks of b were rounded to {dtype} to be reduced"
             )
-            proposals.append(
-                Proposal(
-                    "precision.reduce_dtype", text, [mistaken], [b], [a], EPS[dtype], dtype,
-                    floor=case.gradient_floor(items),
-                )
+            yield Proposal(
+                "precision.reduce_dtype", text, [mistaken], [b], [a], EPS[dtype], dtype,
+                floor=case.gradient_floor(items),
             )  # fmt: skip
-    return proposals
 
 
 def _reduced_in(dtype: str, local: Sequence[np.ndarray], factor: float) -> Iterator[np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -111,7 +111,8 @@ class Proposal:
     floor: float = 0.0
 
 
-Detector = Callable[[Case], "Sequence[Proposal]"]
+Detector = Callable[[Case], "Iterable[Proposal]"]
+"""Proposals are tested as they come: one that holds large tensors should be yielded, not listed."""
 
 
 def settle(case: Case, proposal: Proposal) -> Cause | None:

@@ -19,13 +19,11 @@ _STALE = frozenset(Kind) - {Kind.INPUT, Kind.SCHEDULE, Kind.LOSS, Kind.PARAM, Ki
 _DECOUPLED = {"AdamW": "Adam", "Adam": "AdamW"}
 
 
-def swapped_state(case: Case) -> Sequence[Proposal]:
+def swapped_state(case: Case) -> Iterator[Proposal]:
     """Propose that a moment is another moment of its parameter, or the moment of another parameter."""
     slot, loaded = case.origin.node.slot, case.origin.assembled
     if slot.kind != Kind.OPTIMIZER_STATE or loaded is None or not loaded.a.ndim or not loaded.b.any():
-        return ()
-    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
-    proposals = []
+        return
     for other, items in case.pair.a.find(Kind.OPTIMIZER_STATE):
         item = replica(items)
         if other == slot or item.entry.local_shape != loaded.shape:
@@ -34,9 +32,7 @@ def swapped_state(case: Case) -> Sequence[Proposal]:
             continue
         what = f"{other.slot} of {other.name}"
         text = f"{slot.slot} of {slot.name} is the reference's {what}"
-        value = item.read().astype(np.float64)
-        proposals.append(Proposal("optimizer.swapped_state", text, [value], [b], [a], None, what))
-    return proposals
+        yield Proposal("optimizer.swapped_state", text, [item.read()], [loaded.b], [loaded.a], None, what)
 
 
 def weight_decay_mode(case: Case) -> Sequence[Proposal]:
