@@ -94,13 +94,20 @@ def is_of_a_stage(key: Key) -> bool:
     return key[3].startswith("(stage ")
 
 
-def assert_whole(whole: Path, stages: Path) -> None:
-    """Assert that a diff finds nothing, and only misses what stages exchange."""
+STAND_INS = "one run gives the gradient of all modules that take this tensor, the other that of this one"
+"""Said of inputs of sharded modules, of which FSDP2 makes each module a stand-in of its own."""
+
+
+def assert_whole(whole: Path, stages: Path, *, but_for: str = "") -> None:
+    """Assert that a diff finds nothing, and only misses what stages exchange, or ``but_for`` what reason."""
     result = compare(whole, stages)
     assert result.verdict == "equivalent", result.headline
     assert result.coverage.complete
     assert all(
-        "(stage " in str(example) for missing in result.coverage.missing for example in missing.examples
+        "(stage " in str(example)
+        for missing in result.coverage.missing
+        if missing.reason != but_for
+        for example in missing.examples
     )
 
 
@@ -156,7 +163,7 @@ def test_a_sharded_stage_reduces_after_its_last_chunk(tmp_path: Path) -> None:
     for kept in ranks:
         reduced = {(key[0], key[1], key[5]) for key in kept if key[2] == "reduced_grad"}
         assert reduced == {(0, CHUNKS - 1, 0), (1, CHUNKS - 1, 0)}
-    assert_whole(tmp_path / "trace1", tmp_path / "trace4")
+    assert_whole(tmp_path / "trace1", tmp_path / "trace4", but_for=STAND_INS)
 
 
 @pytest.mark.slow
