@@ -18,8 +18,9 @@ from tensortrace.diff.execute import Execution
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPair, StepPlan
 from tensortrace.diff.plan.gradients import plan_gradients
-from tensortrace.diff.plan.passes import plan_lags, plan_passes, plan_rows
+from tensortrace.diff.plan.passes import plan_passes
 from tensortrace.diff.plan.recompute import plan_recomputed
+from tensortrace.diff.plan.samples import plan_lags, plan_rows
 from tensortrace.diff.plan.state import plan_init, plan_state
 from tensortrace.diff.relaid import laid_out
 from tensortrace.diff.result import Result

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tensortrace.diff.catalog import StepView
 from tensortrace.diff.causes.case import Case, Proposal, told
-from tensortrace.diff.plan.passes import lags
+from tensortrace.diff.plan.samples import lags
 from tensortrace.diff.rows import Row, read_batch
 from tensortrace.tracer.types import Kind
 

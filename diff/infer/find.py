@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +13,10 @@ from tensortrace.diff.infer.constants import changes, fits
 from tensortrace.diff.infer.content import Lines, Match, is_constant
 from tensortrace.diff.infer.context import Context, find_context
 from tensortrace.diff.infer.experts import Ownership, find_experts, lay_out
-from tensortrace.diff.infer.found import Body, Found, FoundRename, FoundRule, with_axis
+from tensortrace.diff.infer.found import Found, FoundRename, FoundRule, with_axis
 from tensortrace.diff.infer.grid import CONTEXT, DATA, PART, SHARDED, STAGE, RankGrid, find_grid, split_data
 from tensortrace.diff.infer.names import glob_of, offset_renames, offsets_of, other_renames
+from tensortrace.diff.infer.rules import Guess, merged, rules_of
 from tensortrace.diff.infer.runs import Recorded, Slot, recorded, whole_params
 from tensortrace.diff.infer.values import CLOSE, distance, total
 from tensortrace.tracer.reader import Trace
@@ -24,9 +24,6 @@ from tensortrace.tracer.rules.names import Rename, compile_glob
 from tensortrace.tracer.types import ROOT, Entry, Kind
 
 Holder = tuple[Recorded, Entry]
-
-BY_VALUE = "by shape and value at the first microbatch"
-BY_SHAPE = "by shape alone: the values are not the other run's"
 
 
 def find_layout(a: Trace, b: Trace) -> Found:
@@ -325,7 +322,7 @@ class _Search:
             evidence = self.evidence.get(name, evidence)
             body = params.body_of(placed, self.grid, marks)
             grouped[glob_of(name)].append(FoundRule(name, "*", (), body, evidence))
-        self.found.rules += _merged(grouped)
+        self.found.rules += merged(grouped)
 
     def _gradient_marks(
         self, name: str, placed: params.Placed, by_stage: dict[int, list[Holder]]
@@ -354,7 +351,7 @@ class _Search:
         if PART in self.grid.axes:
             if not agree:
                 self._doubt_sums(found)
-            self.found.rules += _merged(_of_passes(found))
+            self.found.rules += merged(rules_of(found))
 
     def _copies_stay_copies(self) -> bool:
         """Tell whether parameters that ranks hold copies of are still copies after the first update."""
@@ -419,48 +416,6 @@ class _Search:
         rename = FoundRename(name, "", ((STAGE, stage),), evidence=evidence)
         if rename not in self.found.renames:
             self.found.renames.append(rename)
-
-
-class Guess(NamedTuple):
-    """A boundary's rule, from the values or, where these differ from the reference's, from shapes alone."""
-
-    body: Body
-    by_value: bool
-
-
-def _of_passes(found: dict[tuple[str, str, str], dict[Kind, Guess]]) -> dict[str, list[FoundRule]]:
-    """Return rules of boundaries from what was found of values, and of gradients where they differ."""
-    grouped: dict[str, list[FoundRule]] = defaultdict(list)
-    for (name, slot, what), by_kind in found.items():
-        values = [by_kind[kind] for kind in (Kind.ACTIVATION, Kind.INPUT, Kind.LOSS) if kind in by_kind]
-        grads = [by_kind[Kind.ACTIVATION_GRAD]] if Kind.ACTIVATION_GRAD in by_kind else []
-        body, by_value = (values or grads)[0]
-        if values and grads and grads[0].by_value and grads[0].body.dims != body.dims:
-            sizes = tuple(dict([*body.sizes, *grads[0].body.sizes]).items())
-            body = replace(body, grad=grads[0].body.dims, sizes=sizes)
-        kinds = ("loss",) if what == "loss" else ("input", "activation", "activation_grad")
-        evidence = BY_VALUE if by_value else BY_SHAPE
-        grouped[f"{glob_of(name)} {slot} {what}"].append(FoundRule(name, slot, kinds, body, evidence))
-    return grouped
-
-
-def _merged(grouped: dict[str, list[FoundRule]]) -> list[FoundRule]:
-    """Return one rule for each group of names that differ in a number only; those that deviate go first."""
-    first, rest = [], []
-    for key, rules in grouped.items():
-        glob = key.split(" ")[0]
-        sure = [rule for rule in rules if rule.evidence != BY_SHAPE]
-        rules = sure or rules  # what one layer's values tell holds for layers whose values are off
-        usual = Counter(rule.body for rule in rules).most_common()[0][0]
-        first += [rule for rule in rules if rule.body != usual]
-        same = [rule for rule in rules if rule.body == usual]
-        evidence = (
-            f"{same[0].evidence}: {len(same)} of {len(rules)} such tensors"
-            if len(rules) > 1
-            else same[0].evidence
-        )
-        rest.append(replace(same[0], name=glob, evidence=evidence))
-    return [*first, *rest]
 
 
 def _local(rename: FoundRename, where: dict[str, int]) -> Rename:

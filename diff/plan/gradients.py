@@ -13,7 +13,8 @@ from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.consumers import Ref, consumers
 from tensortrace.diff.plan.evaluations import AMPLIFIED
-from tensortrace.diff.plan.passes import ROWS, fitted_scale
+from tensortrace.diff.plan.passes import fitted_scale
+from tensortrace.diff.plan.samples import ROWS
 from tensortrace.diff.plan.weights import plan_weights, weight_refs
 from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.scale import WEIGHT_TOLERANCE

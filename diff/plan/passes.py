@@ -13,7 +13,8 @@ from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.dispatched import by_dispatch
-from tensortrace.diff.plan.evaluations import AMPLIFIED, settings
+from tensortrace.diff.plan.edges import SUMMED, Edges
+from tensortrace.diff.plan.evaluations import AMPLIFIED
 from tensortrace.diff.plan.precision import (
     eps_of_loss,
     eps_of_scores,
@@ -21,13 +22,10 @@ from tensortrace.diff.plan.precision import (
     terms_of_loss,
     terms_of_scores,
 )
-from tensortrace.diff.plan.weights import weight_refs
 from tensortrace.diff.rows import Pairing, Row
 from tensortrace.diff.scale import projected
 from tensortrace.tracer.types import ROOT, STAGE, Kind
 
-Ref = tuple[int | None, Slot]
-_SUMMED = ("sum", "count")
 _OTHER_SUMS = "one run gives the gradient of all modules that take this tensor, the other that of this one"
 _UNUSED = "nothing consumed this output and no gradient reached it, unlike others of the same call"
 
@@ -38,14 +36,14 @@ Side = Literal["a", "b", "both"]
 
 def plan_passes(pair: StepPair, plan: StepPlan) -> None:
     """Add the comparisons of one step's forward and backward passes to the plan."""
-    edges = _Edges(pair)
+    edges = Edges(pair)
     returned = {s for view in (pair.a, pair.b) for s in _returned_losses(view)}
     for slot in dict.fromkeys((*pair.a.items, *pair.b.items)):
         if slot.phase == "window" or (slot.kind == Kind.LOSS and not _judged_loss(slot, pair)):
             continue
         if slot._replace(kind=Kind.ACTIVATION) in returned:
             continue
-        if slot.kind == Kind.LOSS and slot.slot in _SUMMED and slot.call:
+        if slot.kind == Kind.LOSS and slot.slot in SUMMED and slot.call:
             continue  # chunked losses are summed under call 0
         unused = _UNUSED if edges.unused(slot) else ""
         for microbatch, a, b in _groups(slot, pair):
@@ -63,24 +61,6 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
         )
 
 
-ROWS = Slot("train", Kind.INPUT, ROOT, "rows", 0)
-"""Stands for which rows a step holds: one-sided where a row of one run is none of the other's."""
-
-
-def plan_rows(pair: StepPair, plan: StepPlan) -> None:
-    """Add rows that only one run was given, where both recorded their rows."""
-    pairing = pair.pairing
-    if not pair.batch_a.rows or not pair.batch_b.rows:
-        return
-    for side, view, left in (("a", pair.a, pairing.only_a), ("b", pair.b, pairing.only_b)):
-        if left:
-            parts = {row.part for row in left}
-            items = [i for _, found in view.find(Kind.INPUT) for i in found if i.part in parts]
-            text = f"{len(left)} rows were given only to {side}"
-            one: Literal["a", "b"] = "a" if side == "a" else "b"
-            plan.one_sided.append(OneSided(one, ROWS, None, by_rank(items), text, diverges=True))
-
-
 def _other_packing(a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> bool:
     """Tell whether a tensor holds nothing but the lengths of documents, which are matched one by one."""
     pairing, known = pair.pairing, (pair.batch_a.lengths, pair.batch_b.lengths)
@@ -89,32 +69,6 @@ def _other_packing(a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> bool
     if {item.entry.digest for item in a} == {item.entry.digest for item in b}:
         return False
     return all(i.entry.digest in lengths for items, lengths in zip((a, b), known, strict=True) for i in items)
-
-
-def plan_lags(pair: StepPair, plan: StepPlan) -> None:
-    """Add ranks whose window holds other microbatches than those of the ranks that they work with."""
-    if lags(pair.a):
-        return
-    for cell, ranks in lags(pair.b).items():
-        counts = sorted(pair.b.passes_of(cell).items())
-        shown = ", ".join(f"{count} on rank {rank}" for rank, count in counts[:8])
-        text = f"ranks that work on the same rows count other numbers of microbatches in this step: {shown}"
-        items = [
-            item for _, found in pair.b.find(Kind.ACTIVATION) for item in found if item.source.rank in ranks
-        ]
-        # all that is summed over the window is another sum: its first pass is where to begin to look
-        plan.one_sided.append(OneSided("b", ROWS, 0, by_rank(items)[:1], text, diverges=True))
-
-
-def lags(view: StepView) -> dict[int, tuple[int, ...]]:
-    """Return by data cell the ranks whose window is longer than the shortest of their cell."""
-    found: dict[int, tuple[int, ...]] = {}
-    for cell in {part.rank for part in view.parts}:
-        counts = view.passes_of(cell)
-        longer = tuple(sorted(rank for rank, count in counts.items() if count > min(counts.values())))
-        if longer:
-            found[cell] = longer
-    return found
 
 
 def _other_sums(slot: Slot, a: Sequence[Item], b: Sequence[Item]) -> str:
@@ -169,7 +123,7 @@ def _groups(slot: Slot, pair: StepPair) -> Iterable[tuple[int | None, tuple[Item
 
 
 def _entries(slot: Slot, view: StepView) -> Sequence[Item]:
-    if slot.kind == Kind.LOSS and slot.slot in _SUMMED:
+    if slot.kind == Kind.LOSS and slot.slot in SUMMED:
         calls = (s for s in view.items if s._replace(call=0) == slot._replace(call=0))
         return [item for s in calls for item in view.items[s]]
     return view.items.get(slot, ())
@@ -182,7 +136,7 @@ def _plan_one(
     b: tuple[Item, ...],
     pair: StepPair,
     plan: StepPlan,
-    edges: _Edges,
+    edges: Edges,
 ) -> None:
     parents, earlier = edges.of(slot, microbatch)
     if not a or not b:
@@ -231,7 +185,7 @@ def _is_inside(name: str, modules: Iterable[str]) -> bool:
 
 
 def _known_arithmetic(
-    slot: Slot, microbatch: int | None, items: tuple[Item, ...], pair: StepPair, edges: _Edges
+    slot: Slot, microbatch: int | None, items: tuple[Item, ...], pair: StepPair, edges: Edges
 ) -> tuple[float, float, float]:
     """Return ``eps``, ``terms`` and ``of_error`` of a loss, and of the gradient of what one was given."""
     if slot.phase != "train" or slot.kind not in (Kind.LOSS, Kind.ACTIVATION_GRAD):
@@ -249,7 +203,7 @@ def _known_arithmetic(
 
 def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair) -> Callable[[], Assembled]:
     pairing = pair.pairing if slot.phase == "train" else pair.eval_pairing
-    if slot.kind == Kind.LOSS and slot.slot in _SUMMED:
+    if slot.kind == Kind.LOSS and slot.slot in SUMMED:
         if slot.phase == "eval":  # every rank may have evaluated the same rows: each counts once
             a, b = (_of_rows(side, items, pairing) for side, items in enumerate((a, b)))
         return lambda: Assembled(_total(a), _total(b))
@@ -342,153 +296,3 @@ def fitted_scale(pair: StepPair) -> float | None:
         if factor is not None:
             ratios.append(factor)
     return float(np.median(ratios)) if ratios and np.median(ratios) else None
-
-
-class _Edges:
-    """Parents of pass boundaries, from both runs' recorded producers and from the ladder."""
-
-    def __init__(self, pair: StepPair) -> None:
-        self.pair = pair
-        self.states = _states_by_module(pair)
-        self.producers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
-        self.consumers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
-        self.calls: dict[tuple[str, str, int, int | None], list[Slot]] = defaultdict(list)
-        self.inputs: dict[tuple[str, int | None], dict[Slot, None]] = defaultdict(dict)
-        self.earlier: dict[Ref, dict[Ref, None]] = defaultdict(dict)
-        for view, before in ((pair.a, pair.before_a), (pair.b, pair.before_b)):
-            self._read(view, before)
-
-    def _read(self, view: StepView, before: StepView) -> None:
-        for slot, items in view.items.items():
-            for item in items:
-                if item.part is None:
-                    continue
-                ref = (self.pair.group(item.part), _merged(slot))
-                if slot.kind == Kind.INPUT:
-                    self.inputs[(slot.phase, ref[0])][slot] = None
-                if slot.kind == Kind.ACTIVATION:
-                    call = (slot.phase, slot.name, slot.call, ref[0])
-                    if slot not in self.calls[call]:
-                        self.calls[call].append(slot)
-                for earlier, part in before.producers(item):  # an eval pass before the window opened
-                    if part.phase == "eval":
-                        self.earlier[ref][(None, earlier)] = None
-                for found in view.producers(item):
-                    source = (self.pair.group(found[1]), _merged(found[0]))
-                    self.producers[ref][source] = None
-                    self.consumers[source][ref] = None
-
-    def of(self, slot: Slot, microbatch: int | None) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
-        """Return (parents in this step, parents in the step before)."""
-        ref = (microbatch, _merged(slot))
-        if slot.kind == Kind.ACTIVATION_GRAD:
-            return self._gradient_parents(slot, microbatch)
-        parents = dict(self.producers.get(ref, {}))
-        if slot.kind == Kind.ACTIVATION and slot.slot.startswith("out"):
-            if not any(p[1].name != slot.name for p in parents):
-                parents |= {(microbatch, s): None for s in self._inputs(slot, microbatch)}
-            states = self.states.get(slot.name, ())
-            if microbatch in self.pair.evaluations and slot.phase == "train":
-                parents |= self._of_evaluation(microbatch)
-            if slot.phase == "eval":  # an eval pass comes before or after the step's update
-                return (*parents, *states), tuple(states)
-            return tuple(parents), (*states, *self.earlier.get(ref, ()))
-        if slot.kind == Kind.ACTIVATION and slot.name == ROOT:
-            source = Slot(slot.phase, Kind.INPUT, ROOT, slot.slot, slot.call)
-            parents[(microbatch, source)] = None
-        if slot.kind == Kind.LOSS and slot.slot in _SUMMED:
-            parents |= self._all_calls(slot._replace(slot="target"), microbatch)
-            parents[(None, ROWS)] = None
-        if slot.kind == Kind.LOSS and slot.slot == "target":  # labels come with the rows that they label
-            parents |= {(microbatch, s): None for s in self.inputs[(slot.phase, microbatch)]}
-        return tuple(parents), tuple(self.earlier.get(ref, ()))
-
-    def _of_evaluation(self, microbatch: int) -> dict[Ref, None]:
-        """Return what the parameters were made of that an optimizer evaluates within its update."""
-        found: dict[Ref, None] = {}
-        for view in (self.pair.a, self.pair.b):
-            found |= {(None, slot): None for slot in settings(view)}
-            for slot, _ in view.find(Kind.ACTIVATION_GRAD, phase="train"):
-                if slot.slot.startswith("out") and slot.name in self.states:
-                    found[(microbatch - 1, slot)] = None
-        return found
-
-    def unused(self, slot: Slot) -> bool:
-        """Tell whether an output took no part in the objective though others of its call did.
-
-        Such as the last state of a recurrent layer over padded rows, which depends on the padded length.
-        """
-        if slot.kind != Kind.ACTIVATION or slot.phase != "train" or not slot.slot.startswith("out."):
-            return False
-        graded = {
-            s.slot
-            for view in (self.pair.a, self.pair.b)
-            for s in view.items
-            if (s.kind, s.name, s.call) == (Kind.ACTIVATION_GRAD, slot.name, slot.call)
-        }
-        consumed = any(ref[1] == slot for ref in self.consumers)
-        return not consumed and slot.slot not in graded and any(g.startswith("out.") for g in graded)
-
-    def _inputs(self, slot: Slot, microbatch: int | None) -> list[Slot]:
-        call = (slot.phase, slot.name, slot.call, microbatch)
-        return [s for s in self.calls[call] if s.slot.startswith("in.")]
-
-    def _gradient_parents(
-        self, slot: Slot, microbatch: int | None
-    ) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
-        """Return what every call that used the tensor needs for its part of the gradient."""
-        value = slot._replace(kind=Kind.ACTIVATION)
-        parents: dict[Ref, None] = {}
-        earlier: dict[Ref, None] = {}
-        sources = [(microbatch, value)]
-        if slot.slot.startswith("in."):
-            self._add_call(value, microbatch, parents, earlier)
-            sources += list(self.producers.get((microbatch, value), {}))
-        for source in sources:
-            for user_microbatch, user in self.consumers.get(source, {}):
-                if user.kind == Kind.LOSS:
-                    parents |= self._of_loss(user, user_microbatch, source)
-                elif user.slot.startswith("in."):
-                    self._add_call(user, user_microbatch, parents, earlier)
-                elif user.kind == Kind.ACTIVATION:
-                    parents[(user_microbatch, user._replace(kind=Kind.ACTIVATION_GRAD))] = None
-        parents.pop((microbatch, slot), None)
-        parents[(None, ROWS)] = None  # the objective is over all rows
-        if len(parents) == 1:
-            parents |= dict.fromkeys(weight_refs(self.pair)) if slot.phase == "train" else {}
-        return tuple(parents), tuple(earlier)
-
-    def _add_call(
-        self, value: Slot, microbatch: int | None, parents: dict[Ref, None], earlier: dict[Ref, None]
-    ) -> None:
-        """Add what the backward of one module call reads: its outputs' gradients, its values, its state."""
-        for used in self.calls[(value.phase, value.name, value.call, microbatch)]:
-            parents[(microbatch, used)] = None
-            if used.slot.startswith("out"):
-                parents[(microbatch, used._replace(kind=Kind.ACTIVATION_GRAD))] = None
-        earlier |= dict.fromkeys(self.states.get(value.name, ()))
-
-    def _of_loss(self, loss: Slot, microbatch: int | None, source: Ref) -> dict[Ref, None]:
-        """Return what the gradient of a loss depends on: the token weight, targets, and what it was given."""
-        weight: Ref = (microbatch, loss._replace(slot="weight", call=0))
-        return {weight: None, source: None, **self._all_calls(loss._replace(slot="target"), microbatch)}
-
-    def _all_calls(self, slot: Slot, microbatch: int | None) -> dict[Ref, None]:
-        found = (s for s in (*self.pair.a.items, *self.pair.b.items) if s._replace(call=slot.call) == slot)
-        return {(microbatch, s): None for s in found}
-
-
-def _merged(slot: Slot) -> Slot:
-    """Fold the calls of a loss, which are compared as one sum."""
-    return slot._replace(call=0) if slot.kind == Kind.LOSS and slot.slot in _SUMMED else slot
-
-
-def _states_by_module(pair: StepPair) -> dict[str, list[Ref]]:
-    """Return per module the parameters and buffers that it owns directly, as the step before left them."""
-    owned: dict[str, dict[Ref, None]] = defaultdict(dict)
-    for view in (pair.before_a, pair.before_b):
-        for slot, items in view.items.items():
-            if slot.kind in (Kind.PARAM, Kind.BUFFER) and slot.slot == "model":
-                for name in {slot.name, *(n for i in items for n in i.entry.meta.aliases)}:
-                    owned[name.rpartition(".")[0] or ROOT][(None, slot._replace(call=0))] = None
-    return {module: list(refs) for module, refs in owned.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensortrace.diff.catalog import Part, Slot, StepView
-from tensortrace.diff.plan.passes import lags
+from tensortrace.diff.plan.samples import lags
 from tensortrace.tracer.types import Kind
 
 OUT = Slot("train", Kind.ACTIVATION, "m", "out", 0)

@@ -1,0 +1,167 @@
+"""What boundaries of passes were computed from: the recorded producers of both runs, and the ladder."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tensortrace.diff.catalog import Slot, StepView
+from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.diff.plan.evaluations import settings
+from tensortrace.diff.plan.samples import ROWS
+from tensortrace.diff.plan.weights import weight_refs
+from tensortrace.tracer.types import ROOT, Kind
+
+Ref = tuple[int | None, Slot]
+
+SUMMED = ("sum", "count")
+"""Slots of a loss whose calls are compared as one sum."""
+
+
+class Edges:
+    """Parents of pass boundaries, from both runs' recorded producers and from the ladder."""
+
+    def __init__(self, pair: StepPair) -> None:
+        self.pair = pair
+        self.states = _states_by_module(pair)
+        self.producers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
+        self.consumers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
+        self.calls: dict[tuple[str, str, int, int | None], list[Slot]] = defaultdict(list)
+        self.inputs: dict[tuple[str, int | None], dict[Slot, None]] = defaultdict(dict)
+        self.earlier: dict[Ref, dict[Ref, None]] = defaultdict(dict)
+        for view, before in ((pair.a, pair.before_a), (pair.b, pair.before_b)):
+            self._read(view, before)
+
+    def _read(self, view: StepView, before: StepView) -> None:
+        for slot, items in view.items.items():
+            for item in items:
+                if item.part is None:
+                    continue
+                ref = (self.pair.group(item.part), merged(slot))
+                if slot.kind == Kind.INPUT:
+                    self.inputs[(slot.phase, ref[0])][slot] = None
+                if slot.kind == Kind.ACTIVATION:
+                    call = (slot.phase, slot.name, slot.call, ref[0])
+                    if slot not in self.calls[call]:
+                        self.calls[call].append(slot)
+                for earlier, part in before.producers(item):  # an eval pass before the window opened
+                    if part.phase == "eval":
+                        self.earlier[ref][(None, earlier)] = None
+                for found in view.producers(item):
+                    source = (self.pair.group(found[1]), merged(found[0]))
+                    self.producers[ref][source] = None
+                    self.consumers[source][ref] = None
+
+    def of(self, slot: Slot, microbatch: int | None) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
+        """Return (parents in this step, parents in the step before)."""
+        ref = (microbatch, merged(slot))
+        if slot.kind == Kind.ACTIVATION_GRAD:
+            return self._gradient_parents(slot, microbatch)
+        parents = dict(self.producers.get(ref, {}))
+        if slot.kind == Kind.ACTIVATION and slot.slot.startswith("out"):
+            if not any(p[1].name != slot.name for p in parents):
+                parents |= {(microbatch, s): None for s in self._inputs(slot, microbatch)}
+            states = self.states.get(slot.name, ())
+            if microbatch in self.pair.evaluations and slot.phase == "train":
+                parents |= self._of_evaluation(microbatch)
+            if slot.phase == "eval":  # an eval pass comes before or after the step's update
+                return (*parents, *states), tuple(states)
+            return tuple(parents), (*states, *self.earlier.get(ref, ()))
+        if slot.kind == Kind.ACTIVATION and slot.name == ROOT:
+            source = Slot(slot.phase, Kind.INPUT, ROOT, slot.slot, slot.call)
+            parents[(microbatch, source)] = None
+        if slot.kind == Kind.LOSS and slot.slot in SUMMED:
+            parents |= self._all_calls(slot._replace(slot="target"), microbatch)
+            parents[(None, ROWS)] = None
+        if slot.kind == Kind.LOSS and slot.slot == "target":  # labels come with the rows that they label
+            parents |= {(microbatch, s): None for s in self.inputs[(slot.phase, microbatch)]}
+        return tuple(parents), tuple(self.earlier.get(ref, ()))
+
+    def _of_evaluation(self, microbatch: int) -> dict[Ref, None]:
+        """Return what the parameters were made of that an optimizer evaluates within its update."""
+        found: dict[Ref, None] = {}
+        for view in (self.pair.a, self.pair.b):
+            found |= {(None, slot): None for slot in settings(view)}
+            for slot, _ in view.find(Kind.ACTIVATION_GRAD, phase="train"):
+                if slot.slot.startswith("out") and slot.name in self.states:
+                    found[(microbatch - 1, slot)] = None
+        return found
+
+    def unused(self, slot: Slot) -> bool:
+        """Tell whether an output took no part in the objective though others of its call did.
+
+        Such as the last state of a recurrent layer over padded rows, which depends on the padded length.
+        """
+        if slot.kind != Kind.ACTIVATION or slot.phase != "train" or not slot.slot.startswith("out."):
+            return False
+        graded = {
+            s.slot
+            for view in (self.pair.a, self.pair.b)
+            for s in view.items
+            if (s.kind, s.name, s.call) == (Kind.ACTIVATION_GRAD, slot.name, slot.call)
+        }
+        consumed = any(ref[1] == slot for ref in self.consumers)
+        return not consumed and slot.slot not in graded and any(g.startswith("out.") for g in graded)
+
+    def _inputs(self, slot: Slot, microbatch: int | None) -> list[Slot]:
+        call = (slot.phase, slot.name, slot.call, microbatch)
+        return [s for s in self.calls[call] if s.slot.startswith("in.")]
+
+    def _gradient_parents(
+        self, slot: Slot, microbatch: int | None
+    ) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
+        """Return what every call that used the tensor needs for its part of the gradient."""
+        value = slot._replace(kind=Kind.ACTIVATION)
+        parents: dict[Ref, None] = {}
+        earlier: dict[Ref, None] = {}
+        sources = [(microbatch, value)]
+        if slot.slot.startswith("in."):
+            self._add_call(value, microbatch, parents, earlier)
+            sources += list(self.producers.get((microbatch, value), {}))
+        for source in sources:
+            for user_microbatch, user in self.consumers.get(source, {}):
+                if user.kind == Kind.LOSS:
+                    parents |= self._of_loss(user, user_microbatch, source)
+                elif user.slot.startswith("in."):
+                    self._add_call(user, user_microbatch, parents, earlier)
+                elif user.kind == Kind.ACTIVATION:
+                    parents[(user_microbatch, user._replace(kind=Kind.ACTIVATION_GRAD))] = None
+        parents.pop((microbatch, slot), None)
+        parents[(None, ROWS)] = None  # the objective is over all rows
+        if len(parents) == 1:
+            parents |= dict.fromkeys(weight_refs(self.pair)) if slot.phase == "train" else {}
+        return tuple(parents), tuple(earlier)
+
+    def _add_call(
+        self, value: Slot, microbatch: int | None, parents: dict[Ref, None], earlier: dict[Ref, None]
+    ) -> None:
+        """Add what the backward of one module call reads: its outputs' gradients, its values, its state."""
+        for used in self.calls[(value.phase, value.name, value.call, microbatch)]:
+            parents[(microbatch, used)] = None
+            if used.slot.startswith("out"):
+                parents[(microbatch, used._replace(kind=Kind.ACTIVATION_GRAD))] = None
+        earlier |= dict.fromkeys(self.states.get(value.name, ()))
+
+    def _of_loss(self, loss: Slot, microbatch: int | None, source: Ref) -> dict[Ref, None]:
+        """Return what the gradient of a loss depends on: the token weight, targets, and what it was given."""
+        weight: Ref = (microbatch, loss._replace(slot="weight", call=0))
+        return {weight: None, source: None, **self._all_calls(loss._replace(slot="target"), microbatch)}
+
+    def _all_calls(self, slot: Slot, microbatch: int | None) -> dict[Ref, None]:
+        found = (s for s in (*self.pair.a.items, *self.pair.b.items) if s._replace(call=slot.call) == slot)
+        return {(microbatch, s): None for s in found}
+
+
+def merged(slot: Slot) -> Slot:
+    """Fold the calls of a loss, which are compared as one sum."""
+    return slot._replace(call=0) if slot.kind == Kind.LOSS and slot.slot in SUMMED else slot
+
+
+def _states_by_module(pair: StepPair) -> dict[str, list[Ref]]:
+    """Return per module the parameters and buffers that it owns directly, as the step before left them."""
+    owned: dict[str, dict[Ref, None]] = defaultdict(dict)
+    for view in (pair.before_a, pair.before_b):
+        for slot, items in view.items.items():
+            if slot.kind in (Kind.PARAM, Kind.BUFFER) and slot.slot == "model":
+                for name in {slot.name, *(n for i in items for n in i.entry.meta.aliases)}:
+                    owned[name.rpartition(".")[0] or ROOT][(None, slot._replace(call=0))] = None
+    return {module: list(refs) for module, refs in owned.items()}
