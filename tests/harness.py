@@ -107,7 +107,12 @@ def diff(a: Path, b: Path, *options: str) -> Diffed:
     """Diff two traces; ``a`` is the reference."""
     done = run([str(BIN / "trace"), "diff", str(a), str(b), "--json", "-", *options])
     assert done.exit_code in {0, 1}, done.errors
-    return Diffed(done.exit_code, _typed(msgspec.json.decode(done.output, type=dict[str, object])))
+    return Diffed(done.exit_code, read_result(done.output))
+
+
+def read_result(text: str) -> Result:
+    """Return the result that a JSON document of ``trace diff`` holds."""
+    return _typed(msgspec.json.decode(text, type=dict[str, object]))
 
 
 def _typed(document: dict[str, object]) -> Result:

@@ -1,0 +1,147 @@
+"""Records the runs of the zoo, each once, and keeps their traces under a digest of all that makes them."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tests import harness
+from tests.zoo.case import PROGRAMS, Run
+
+View = Literal["full", "half", "gradients"]
+"""What is recorded: everything; activations on even ranks only; gradients and optimizer state only."""
+
+KINDS_OF_GRADIENTS = "local_grad,reduced_grad,unscaled_grad,clipped_grad,optimizer_state"
+
+LIMIT_S = 300
+
+HALF = Path(__file__).parent / "half_recorded.py"
+
+
+class Broken(Exception):
+    """A program, a recording or a diff that crashed or did not end: a row of the report, no end of it."""
+
+
+def finish(command: Sequence[str], *, folder: Path, limit_s: float = LIMIT_S) -> harness.Finished:
+    """Run a command to its end; after ``limit_s`` end it with all that it started, and raise Broken."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    search = os.pathsep.join([str(harness.BIN), inherited.get("PATH", os.defpath)])
+    settings = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PATH": search}
+    started = subprocess.Popen(
+        command, cwd=folder, env=inherited | settings, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        output, errors = started.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise Broken(f"did not end within {limit_s:g} s: {' '.join(command[-8:])}") from None
+    finally:
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.communicate()
+    return harness.Finished(started.returncode, output, errors)
+
+
+@dataclass
+class Recordings:
+    """The traces of one call of the zoo, in ``folder``; equal runs are recorded once, whoever asks."""
+
+    folder: Path
+    view: View = "full"
+    limit_s: float = LIMIT_S
+    _locks: dict[str, threading.Lock] = field(default_factory=dict)
+    _failed: dict[str, str] = field(default_factory=dict)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def trace(self, run: Run, *, alone: bool = False) -> Path:
+        """Return the trace of a run; raise Broken where its program fails.
+
+        ``alone`` says that a run on one rank is a pair's second on one: in the view ``half`` it is the half
+        of the pair's ranks whose activations are not recorded.
+        """
+        view = "bare" if self.view == "half" and alone else "full" if run.ranks == 1 else self.view
+        key = digest(run, self.view if self.view == "gradients" else view)
+        with self._guard:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            if key in self._failed:
+                raise Broken(self._failed[key])
+            path = self.folder / f"{Path(run.program).stem}-{run.ranks}-{key}"
+            if not path.exists():
+                self._record(run, path, self.view if self.view == "gradients" else view, key)
+            return path
+
+    def _record(self, run: Run, path: Path, view: str, key: str) -> None:
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            done = finish(command(run, part, view), folder=self.folder, limit_s=self.limit_s)
+            if done.exit_code:
+                last = "\n".join((done.output + done.errors).strip().splitlines()[-25:])
+                raise Broken(f"recording ended with {done.exit_code}: {last}")
+        except Broken as error:
+            self._failed[key] = str(error)
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        if path.exists():  # another call of the zoo was quicker
+            shutil.rmtree(part)
+        else:
+            part.rename(path)
+
+
+def command(run: Run, trace: Path, view: str) -> list[str]:
+    """Return the command that records a run."""
+    program, arguments = PROGRAMS / run.program, list(run.arguments)
+    options = ["--force", *run.record]
+    if view == "gradients":
+        options += ["--kinds", KINDS_OF_GRADIENTS]
+    if view in ("half", "bare"):
+        program, arguments = HALF, ["all" if view == "bare" else "odd", str(program.resolve()), *arguments]
+    return harness.recording(trace, harness.on_ranks(run.ranks, program.resolve(), *arguments), *options)
+
+
+def digest(run: Run, view: str) -> str:
+    """Return a digest of a run, of its program's source and of the recorder's."""
+    sha = hashlib.sha256(repr((run.program, run.ranks, run.arguments, run.record, view)).encode())
+    sources = [*modules_of((PROGRAMS / run.program).resolve()), *sorted((harness.ROOT / "tracer").rglob("*.py"))]
+    for path in [*sources, HALF]:
+        sha.update(path.read_bytes())
+    for path in (harness.ROOT / option for option in run.record):
+        if path.is_file():
+            sha.update(path.read_bytes())
+    return sha.hexdigest()[:16]
+
+
+def modules_of(program: Path) -> list[Path]:
+    """Return a program and what it imports from its own folder."""
+    found: dict[Path, None] = {}
+    waiting = [program]
+    while waiting:
+        path = waiting.pop()
+        if path.exists() and path not in found:
+            found[path] = None
+            waiting += [path.parent / f"{name}.py" for name in imported(path)]
+    return sorted(found)
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def worker(module: str, *arguments: object) -> list[str]:
+    """Return the command that runs a module of these tests in a process of its own."""
+    return [sys.executable, "-m", module, *map(str, arguments)]
