@@ -21,7 +21,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("--report", action="store_true", help="print the table at the end")
     parser.add_argument("--draw", type=int, action="append", metavar="SEED", help="repeatable; default 0")
-    parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="cases by name; repeatable")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="cases by name; repeatable"
+    )
     parser.add_argument("--bugs", action="store_true", help="planted mistakes only")
     parser.add_argument("--legal", action="store_true", help="legal pairs only")
     parser.add_argument("--inject", action="store_true", help="put an error of 1 %% into legal pairs, too")
@@ -29,7 +31,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep traces, and use those kept there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="of a recording or diff")
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="of a recording or diff"
+    )
     parser.add_argument("--list", action="store_true", help="list the cases and run nothing")
     return parser.parse_args(given)
 

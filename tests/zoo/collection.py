@@ -14,7 +14,9 @@ HERE = Path(__file__).parent
 
 def bugs(globs: Sequence[str] = ()) -> list[Bug]:
     """Return the planted mistakes whose names match one of the globs; those of ``BUGS`` in ``bugs*.py``."""
-    return [case for case in _listed("bugs*.py", "BUGS") if isinstance(case, Bug) and wanted(case.name, globs)]
+    return [
+        case for case in _listed("bugs*.py", "BUGS") if isinstance(case, Bug) and wanted(case.name, globs)
+    ]
 
 
 def legal_pairs(globs: Sequence[str] = ()) -> list[Legal]:

@@ -51,7 +51,7 @@ def judge_bug(bug: Bug, draw: Draw, recordings: Recordings) -> Row:
         **about,  # type: ignore[arg-type]
         right=said == "right",
         said=said,
-        found=_where(result.first_divergent.where) if result.first_divergent else "",
+        found=named(result.first_divergent.where) if result.first_divergent else "",
         code=cause.code if cause else "unexplained" if result.first_divergent else "",
         residual=f"{cause.residual_after:.2g}/{cause.floor:.2g}" if cause else "",
         compared=result.coverage.compared,
@@ -95,7 +95,7 @@ def judge_legal(legal: Legal, draw: Draw, recordings: Recordings) -> Row:
         **about,  # type: ignore[arg-type]
         right=right,
         said=result.verdict if right or result.verdict == "incomplete" else "ALARM",
-        found=_where(result.first_divergent.where) if result.first_divergent else "",
+        found=named(result.first_divergent.where) if result.first_divergent else "",
         code=result.causes[0].code if result.causes else "",
         compared=result.coverage.compared,
         equal=result.coverage.bitwise_equal,
@@ -142,5 +142,10 @@ def _at(at: At) -> str:
     return f"{at.step} {at.kind} {at.name} {at.slot}"
 
 
-def _where(where: Where) -> str:
+def matches_where(where: Where, other: Where) -> bool:
+    """Tell whether two boundaries are the same, whatever microbatch and call."""
+    return all(getattr(where, part) == getattr(other, part) for part in ("step", "kind", "name", "slot"))
+
+
+def named(where: Where) -> str:
     return f"{where.step} {where.kind} {where.name} {where.slot}"

@@ -113,7 +113,10 @@ def command(run: Run, trace: Path, view: str) -> list[str]:
 def digest(run: Run, view: str) -> str:
     """Return a digest of a run, of its program's source and of the recorder's."""
     sha = hashlib.sha256(repr((run.program, run.ranks, run.arguments, run.record, view)).encode())
-    sources = [*modules_of((PROGRAMS / run.program).resolve()), *sorted((harness.ROOT / "tracer").rglob("*.py"))]
+    sources = [
+        *modules_of((PROGRAMS / run.program).resolve()),
+        *sorted((harness.ROOT / "tracer").rglob("*.py")),
+    ]
     for path in [*sources, HALF]:
         sha.update(path.read_bytes())
     for path in (harness.ROOT / option for option in run.record):

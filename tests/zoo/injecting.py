@@ -1,0 +1,78 @@
+"""Puts an error of 1 % with a common factor into one boundary of a legal pair: the diff must now fail.
+
+The boundary is drawn from those where the diff of the pair claims that so small an error would be flagged.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from tests import harness
+from tests.zoo.case import Draw, Legal
+from tests.zoo.inject import Place, inject
+from tests.zoo.judging import Row, matches_where, named, options_of, summary
+from tests.zoo.powers import Claim
+from tests.zoo.recording import Broken, Recordings, finish, worker
+
+FACTOR = 0.01
+TRIES = 20
+
+
+def judge(legal: Legal, draw: Draw, recordings: Recordings) -> Row:
+    """Return whether an error of 1 % in one of b's boundaries is found."""
+    row = Row("injected", legal.name, draw.seed, right=False, said="broken")
+    try:
+        with tempfile.TemporaryDirectory(dir=recordings.folder, prefix="injected") as folder:
+            return _judge(row, legal, draw, recordings, Path(folder))
+    except Broken as error:
+        return replace(row, detail=str(error))
+    except Exception as error:  # a case that cannot be made is a row too
+        return replace(row, detail=repr(error))
+
+
+def _judge(row: Row, legal: Legal, draw: Draw, recordings: Recordings, folder: Path) -> Row:
+    pair = legal.make(draw)
+    a = recordings.trace(pair.a)
+    b = recordings.trace(pair.b, alone=pair.a.ranks == pair.b.ranks == 1)
+    listed, changed = folder / "claims.json", folder / "changed"
+    options = options_of(pair)
+    done = finish(worker("tests.zoo.powers", listed, a, b, "-q", *options), folder=harness.ROOT)
+    if not listed.exists():
+        raise Broken(f"the diff ended with {done.exit_code}: {done.errors[-1000:]}")
+    claim = _changed(msgspec.json.decode(listed.read_bytes(), type=list[Claim]), b, changed, legal, draw)
+    found = finish(
+        [str(harness.BIN / "trace"), "diff", str(a), str(changed), "--json", "-", *options], folder=folder
+    )
+    if found.exit_code not in (0, 1):
+        raise Broken(f"diff ended with {found.exit_code}: {found.errors[-1000:]}")
+    result = harness.read_result(found.output)
+    first, wrong = result.first_divergent, result.verdict != "divergent"
+    there = first is not None and matches_where(first.where, claim.where)
+    return replace(
+        row,
+        right=not wrong,
+        said="MISSED" if wrong else "found" if there else "found elsewhere",
+        expected=named(claim.where),
+        found=named(first.where) if first else "",
+        worst=claim.coherent,
+        detail=summary(result) if wrong else "",
+        traces=(str(a), str(b)),
+    )
+
+
+def _changed(claims: list[Claim], b: Path, changed: Path, legal: Legal, draw: Draw) -> Claim:
+    """Write b with one drawn boundary changed, and return what the diff claims of it."""
+    able = [claim for claim in claims if claim.coherent is not None and claim.coherent < FACTOR]
+    draw.of(f"boundary of {legal.name}").shuffle(able)
+    for claim in able[:TRIES]:
+        try:
+            inject(b, changed, replace(Place.of(claim.where), microbatch=None), FACTOR, seed=draw.seed)
+            return claim
+        except ValueError:  # b has it under another name, or as integers: the next
+            shutil.rmtree(changed, ignore_errors=True)
+    raise Broken(f"none of {len(claims)} boundaries claims to flag an error of 1 % and can be changed")
