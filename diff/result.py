@@ -76,6 +76,30 @@ class Judgement(Outcome, frozen=True):
     floor_runs: int = 0
 
 
+class Along(Outcome, frozen=True):
+    """Which parts of a tensor hold a difference, of those that one way to cut it gives.
+
+    ``what`` names them (``rows``, ``columns``, ``shards``, …). ``dim`` is the dimension of the global tensor,
+    None where rows of the batch were put one after the other. ``indices`` are at most 64 of the ``held``
+    parts that hold the difference, of ``count`` in all.
+    """
+
+    what: str
+    dim: int | None
+    indices: tuple[int, ...]
+    held: int
+    count: int
+
+
+class Location(Outcome, frozen=True):
+    """Where in a tensor the difference lies: ``share`` of its square, in ``part`` of the elements."""
+
+    text: str
+    share: float
+    part: float
+    along: tuple[Along, ...]
+
+
 class Finding(Outcome, frozen=True, kw_only=True):
     """One divergent boundary. ``ranks`` are those of ``b`` (of ``a`` where only ``a`` has it)."""
 
@@ -91,6 +115,7 @@ class Finding(Outcome, frozen=True, kw_only=True):
     source: str | None = None
     inputs: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
+    location: Location | None = None
 
 
 class Cause(Outcome, frozen=True):

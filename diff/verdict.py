@@ -13,6 +13,7 @@ from tensortrace.diff.catalog import Catalog, Part
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
 from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.localise import localise
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.owners import ranks_at_fault
 from tensortrace.diff.plan.comparison import OneSided
@@ -89,6 +90,7 @@ def _finding(outcome: Outcome, role: str, execution: Execution) -> Finding:
         source=source,
         inputs=_inputs(outcome, execution),
         evidence=_evidence(outcome),
+        location=localise(outcome) if role == "origin" else None,
     )
 
 

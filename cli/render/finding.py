@@ -41,6 +41,8 @@ def first(page: Page, finding: Finding, *, limit: int | None, said: str) -> None
         page.line(safe(finding.text, limit=SENTENCE), indent=2)
     for line in (*_difference(finding), *_tolerance(finding)):
         page.line(line, indent=2)
+    if finding.location:
+        page.line(safe(finding.location.text, limit=SENTENCE), indent=2)
     if finding.inputs:
         page.line("computed from " + _list(finding.inputs, limit), indent=2)
     page.bullets([safe(line, limit=SENTENCE) for line in finding.evidence], limit=limit)

@@ -24,6 +24,7 @@ from tensortrace.diff.causes import (
     values,
 )
 from tensortrace.diff.causes.case import Case, Detector, settle
+from tensortrace.diff.causes.ranking import Accepted, ranked
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.result import Cause
@@ -84,7 +85,7 @@ DETECTORS: tuple[Detector, ...] = (
 def name_causes(
     origin: Outcome, execution: Execution, a: Catalog, b: Catalog, offset: int
 ) -> tuple[tuple[Cause, ...], tuple[str, ...]]:
-    """Return the tested causes of an origin, the simplest first, and notes of detectors that failed.
+    """Return the tested causes of an origin, the best first, and notes of detectors that failed.
 
     The verdict stands without a cause: a detector that fails is told, and costs its own proposals only.
     """
@@ -92,11 +93,15 @@ def name_causes(
     windows = Windows.of((origin, *siblings))  # what is too large to hold is looked at in one block
     seen = {id(o): windows.outcome(o) for o in (origin, *siblings)}
     case = Case(seen[id(origin)], tuple(seen[id(o)] for o in siblings), execution, a, b, offset)
-    accepted: list[tuple[int, int, Cause]] = []
+    accepted: list[Accepted] = []
     notes = []
     for number, detector in enumerate(DETECTORS):
         try:
-            tested = [(p.simplicity, settle(case, p)) for p in detector(case)]
+            tested = [
+                Accepted(cause, proposal.simplicity, proposal.fitted, number)
+                for proposal in detector(case)
+                if (cause := settle(case, proposal))
+            ]
         except (NotComparable, Unplaceable):
             continue  # it looks at tensors of which no layout is known
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -104,9 +109,8 @@ def name_causes(
             told = f"{type(error).__name__}: {error}"
             notes.append(f"the search for a cause failed in {what} ({told}): please report it")
             continue
-        accepted += [(simplicity, number, cause) for simplicity, cause in tested if cause is not None]
-    best = (cause for *_, cause in sorted(accepted, key=lambda e: e[:2]))
-    return tuple({(cause.code, cause.text): cause for cause in best}.values()), tuple(notes)
+        accepted += tested
+    return ranked(accepted, case), tuple(notes)
 
 
 def _beside(outcome: Outcome, origin: Outcome) -> bool:

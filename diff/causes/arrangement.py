@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.causes.case import CHANCE, Case, Proposal
 from tensortrace.tracer.types import Kind
 
 _KINDS = frozenset(Kind) - {Kind.INPUT, Kind.SCHEDULE, Kind.LOSS}
@@ -25,7 +25,7 @@ def permuted(case: Case) -> Sequence[Proposal]:
         return ()
     for dim in range(found[0].ndim):
         left, right = (np.moveaxis(x, dim, 0) for x in found)
-        source = _sources(left, right)
+        source = _sources(left, right, case.floor)
         if source is None:
             continue
         moved = np.flatnonzero(source != np.arange(len(source)))
@@ -52,10 +52,11 @@ def _pair(case: Case) -> tuple[np.ndarray, np.ndarray] | None:
     return (a, b) if np.isfinite(a).all() and np.isfinite(b).all() else None
 
 
-def _sources(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+def _sources(a: np.ndarray, b: np.ndarray, floor: float) -> np.ndarray | None:
     """Return which slice of ``a`` each slice of ``b`` is most like; None where that is no other order.
 
-    Whether they are alike enough is for the test of the proposal to say.
+    Whether they are alike enough is for the test of the proposal to say. Among many short slices one that is
+    as near as the ``floor`` is found by chance: such ones must be equal bit by bit.
     """
     count = len(a)
     if not 2 <= count <= MOST_SLICES or a.size == 0:
@@ -65,7 +66,8 @@ def _sources(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     if len(wrong) < 2:
         return None
     nearest = _equal_slices(x[wrong], y[wrong])
-    if nearest is None and len(wrong) * x.shape[1] <= MOST_ELEMENTS:
+    by_chance = len(wrong) * floor ** x.shape[1] > CHANCE
+    if nearest is None and len(wrong) * x.shape[1] <= MOST_ELEMENTS and not by_chance:
         left, right = x[wrong].astype(np.float64), y[wrong].astype(np.float64)
         squares = np.sum(right**2, axis=1)[:, None] + np.sum(left**2, axis=1)[None, :]
         nearest = _one_to_one(squares - 2 * (right @ left.T))

@@ -96,7 +96,9 @@ class Proposal:
 
     ``mistaken`` and ``actual`` are aligned; ``reference`` is what ``a`` has instead. ``simplicity`` breaks
     ties between equally good explanations: lower is simpler. ``floor`` is the round-off of applying the
-    mistake, where the origin itself was compared exactly or has no counterpart.
+    mistake, where the origin itself was compared exactly or has no counterpart. ``fitted`` counts the numbers
+    that were fitted to ``actual`` itself, ``tried`` the hypotheses of which this is one: both make it
+    likelier that one fits by chance.
     """
 
     code: str
@@ -109,6 +111,12 @@ class Proposal:
     evidence: tuple[str, ...] = ()
     simplicity: int = 0
     floor: float = 0.0
+    fitted: int = 0
+    tried: int = 1
+
+
+CHANCE = 0.01
+"""How likely it may be that a hypothesis fits by chance, at most."""
 
 
 Detector = Callable[[Case], "Iterable[Proposal]"]
@@ -120,7 +128,7 @@ def settle(case: Case, proposal: Proposal) -> Cause | None:
     before = _distance(proposal.reference, proposal.actual)
     after = _distance(proposal.mistaken, proposal.actual)
     floor = max(case.floor, proposal.floor)
-    if not after <= floor or not after < 0.5 * before:
+    if not after <= floor or not after < 0.5 * before or _by_chance(proposal, after / before) > CHANCE:
         return None
     return Cause(
         code=proposal.code,
@@ -132,6 +140,27 @@ def settle(case: Case, proposal: Proposal) -> Cause | None:
         floor=floor,
         evidence=proposal.evidence,
     )
+
+
+def _by_chance(proposal: Proposal, left: float) -> float:
+    """Return how likely one of the hypotheses tried would leave no more than a share of the difference.
+
+    Each number that tells something leaves so much with that probability; a fitted number tells nothing.
+    """
+    if proposal.tried == 1 and not proposal.fitted:
+        return 0.0
+    telling = _telling(proposal.reference, proposal.actual) - proposal.fitted
+    return proposal.tried * float(left ** min(telling, 64.0)) if telling > 0 else 1.0
+
+
+def _telling(reference: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:
+    """Return how many elements the difference is spread over: as many as there are, if they differ alike."""
+    squares = fourths = 0.0
+    for x, y in zip(reference, actual, strict=True):
+        delta = np.asarray(y, np.float64) - np.asarray(x, np.float64)
+        delta = np.where(np.isfinite(delta), delta, 0.0) ** 2
+        squares, fourths = squares + float(np.sum(delta)), fourths + float(np.sum(delta**2))
+    return squares * (squares / fourths) if fourths else 0.0
 
 
 def _distance(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:

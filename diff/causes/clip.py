@@ -141,6 +141,7 @@ def total_norm(case: Case) -> Sequence[Proposal]:
                 [np.array(a)],
                 norm,
                 f"rank {rank}'s local norm",
+                tried=len(local),
             )
         )
     return proposals

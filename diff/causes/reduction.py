@@ -164,7 +164,8 @@ def dropped_microbatch(case: Case) -> Sequence[Proposal]:
     outcomes = [o for o in case.siblings if o.assembled is not None]
     parts = [case.pair.gradients_b.by_microbatch(o.node.slot.name) for o in outcomes]
     proposals = []
-    for kept in _subsets(case.microbatches_b):
+    subsets = list(_subsets(case.microbatches_b))
+    for kept in subsets:
         triples = [_holding(kept, p, o) for p, o in zip(parts, outcomes, strict=True)]
         known = [t for t in triples if t is not None]
         if len(known) != len(triples):
@@ -177,7 +178,16 @@ def dropped_microbatch(case: Case) -> Sequence[Proposal]:
         )
         number, words = float(len(lost)), f"microbatches dropped of {case.microbatches_b}"
         proposals.append(
-            Proposal("grad.dropped_microbatch", text, mistaken, actual, reference, number, words)
+            Proposal(
+                "grad.dropped_microbatch",
+                text,
+                mistaken,
+                actual,
+                reference,
+                number,
+                words,
+                tried=len(subsets),
+            )
         )
     return proposals
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def _weights_text(parts: Sequence[Part], weights: np.ndarray, counts: dict[Part,
     return ", ".join(lines) + (f", … {more} more parts" if more > 0 else "")
 
 
-def common_factor(case: Case) -> Sequence[Proposal]:
+def common_factor(case: Case) -> Iterable[Proposal]:
     """Propose one factor over all tensors: the world size, the accumulation count, a loss scale."""
     slot, arrays = case.origin.node.slot, case.arrays
     if slot.slot == "weight" and case.pair.effective_weights is not None:
@@ -67,7 +67,6 @@ def common_factor(case: Case) -> Sequence[Proposal]:
     if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD):
         arrays = arrays[:1]  # modules fail one by one, gradients of parameters together
     left, right = zip(*arrays, strict=True)
-    scalar = sum(a.size for a in left) == 1  # any two numbers differ by some factor: it explains nothing
     size = sum(float(np.vdot(a, a)) for a in left)
     if not size or not math.isfinite(size):
         return ()
@@ -76,31 +75,34 @@ def common_factor(case: Case) -> Sequence[Proposal]:
         return ()
     if slot.kind in _TENSORS and min(abs(factor), abs(factor + 1)) < _NEAR:
         return ()  # zero and the opposite sign have causes of their own
-    mistaken = [a * factor for a in left]
-    code, equals, evidence = _known(factor, case)
-    if scalar and equals is None:
-        return ()
     what = "every token's weight" if slot.slot == "weight" else f"the {slot.kind} of {_count(len(left))}"
     digits = 9 if abs(factor - 1) < 1e-5 else 6
-    text = f"{what} is {factor:.{digits}g} times the reference" + (f", {equals}" if equals else "")
-    return (Proposal(code, text, mistaken, right, left, factor, equals, evidence),)
+    text = f"{what} is {factor:.{digits}g} times the reference"
+    return _readings(factor, text, left, right, case)
+
+
+def _readings(
+    factor: float, text: str, left: Sequence[np.ndarray], right: Sequence[np.ndarray], case: Case
+) -> Iterator[Proposal]:
+    """Yield the known quantities near a factor, each tested by itself, then the factor as it was measured.
+
+    One number is always some factor of another: there the measured one explains nothing.
+    """
+    known = _quantities(case)
+    near = [k for k in known if math.isclose(factor, k[1], rel_tol=_NEAR) and k[1] != 1]
+    for value in dict.fromkeys(value for _, value, _ in near):
+        code, _, words = next(k for k in near if k[1] == value)
+        also = tuple(f"it also equals {w} ({c})" for c, _, w in near if w != words)
+        mistaken = [a * value for a in left]
+        yield Proposal(
+            code, f"{text}, {words}", mistaken, right, left, factor, words, also, tried=len(known)
+        )  # fmt: skip
+    mistaken = [a * factor for a in left]
+    yield Proposal("scale.other", text, mistaken, right, left, factor, simplicity=2, fitted=1)
 
 
 def _count(tensors: int) -> str:
     return f"{tensors} tensors" if tensors > 1 else "1 tensor"
-
-
-def _known(factor: float, case: Case) -> tuple[str, str | None, tuple[str, ...]]:
-    """Return the code and the known quantity that a factor equals; other readings as evidence."""
-    found = [
-        (code, words)
-        for code, value, words in _quantities(case)
-        if math.isclose(factor, value, rel_tol=_NEAR) and value != 1
-    ]
-    if not found:
-        return "scale.other", None, ()
-    evidence = tuple(f"it also equals {words} ({code})" for code, words in found[1:])
-    return found[0][0], found[0][1], evidence
 
 
 def _quantities(case: Case) -> list[tuple[str, float, str]]:

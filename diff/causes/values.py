@@ -74,7 +74,9 @@ def offset(case: Case) -> Sequence[Proposal]:
         return ()
     equals = _known_constant(case, constant)
     text = f"every element is off by {constant:+.6g}" + (f", {equals}" if equals else "")
-    return (Proposal("value.offset", text, [a + constant], [b], [a], constant, equals, simplicity=1),)
+    return (
+        Proposal("value.offset", text, [a + constant], [b], [a], constant, equals, simplicity=1, fitted=1),
+    )
 
 
 def _known_constant(case: Case, constant: float) -> str | None:

@@ -42,3 +42,18 @@ def test_equal_infinities_and_nans_are_no_difference() -> None:
 
 def test_tensors_of_other_shapes_explain_nothing() -> None:
     assert settled([2.0], [2.0, 4.0], [1.0, 2.0]) is None
+
+
+def test_what_many_hypotheses_leave_of_one_number_is_chance() -> None:
+    sides = ([np.array([2.0])], [np.array([2.002])], [np.array([1.0])])
+    one = Proposal("some.code", "text", *sides, floor=1e-2)
+    many = Proposal("some.code", "text", *sides, floor=1e-2, tried=20)
+    assert settle(Case(), one) is not None  # type: ignore[arg-type]
+    assert settle(Case(), many) is None  # type: ignore[arg-type]
+
+
+def test_a_number_fitted_to_one_element_explains_nothing() -> None:
+    two, four = [np.array([2.0])], [np.array([2.0, 4.0, 6.0, 8.0])]
+    assert settle(Case(), Proposal("some.code", "text", two, two, [np.array([1.0])], fitted=1)) is None  # type: ignore[arg-type]
+    halves = [np.array([1.0, 2.0, 3.0, 4.0])]
+    assert settle(Case(), Proposal("some.code", "text", four, four, halves, fitted=1)) is not None  # type: ignore[arg-type]
