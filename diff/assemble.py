@@ -274,7 +274,25 @@ def _shared(
             return Assembled(np.concatenate(left), np.concatenate(right))
     if not labels and (found := _of_all_rows(values_a, values_b, pairs)):
         return found
+    if "positions" in labels and _one_is_as_all(labels, values_a, values_b):
+        found = one_for_all(tuple(of_a.values()), tuple(of_b.values()))
+        if found is not None:
+            return found
     raise NotComparable("no dimension follows the rows, values differ between parts, and the splits differ")
+
+
+def _one_is_as_all(
+    labels: tuple[Label, ...], values_a: dict[Part, np.ndarray], values_b: dict[Part, np.ndarray]
+) -> bool:
+    """Tell whether one run has the same in all parts, and some parts of the other run have it too.
+
+    Then it follows the positions and not the rows, and the parts that have something else are wrong.
+    """
+    for alike, others in ((values_a, values_b), (values_b, values_a)):
+        if _all_equal(labels, alike):
+            same = _shortest(alike)
+            return any(_all_equal(labels, {_key(0): same, _key(1): value}) for value in others.values())
+    return False
 
 
 _NEAR = 1e-2
@@ -335,7 +353,9 @@ def one_for_all(a: Sequence[Item], b: Sequence[Item]) -> Assembled | None:
     else:
         return None
     cropped = [_crop((), np.atleast_1d(x), np.atleast_1d(y)) for _, x, y in pairs]
-    if len({x.shape[1:] for x, _ in cropped}) > 1:
+    if len({x.shape for x, _ in cropped}) == 1:
+        cropped = [(x[None], y[None]) for x, y in cropped]  # one entry for each part
+    elif len({x.shape[1:] for x, _ in cropped}) > 1:
         cropped = [(x.ravel(), y.ravel()) for x, y in cropped]
     left, right = zip(*cropped, strict=True)
     owners = tuple(Row(part, 0, 0, 0, b"") for part, _, _ in pairs)

@@ -99,10 +99,11 @@ def _inputs(outcome: Outcome, execution: Execution) -> tuple[str, ...]:
     parents = [
         (execution.errors[n], n) for n in execution.graph.parents(outcome.node) if n in execution.errors
     ]
+    gaps = {node for node, _ in (*execution.not_comparable, *execution.gaps)}
     shown = sorted(parents, key=lambda e: (-e[0].rel, e[1].slot.name))[:MAX_INPUTS]
     return tuple(
         f"{n.slot.kind} {n.slot.name} {n.slot.slot}: "
-        + ("diverges" if e.diverges else f"agrees ({e.rel:.2g})")
+        + ("was not compared" if n in gaps else "diverges" if e.diverges else f"agrees ({e.rel:.2g})")
         for e, n in shown
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from tensortrace.cli.render import words
@@ -104,7 +105,7 @@ def _relative(metrics: Metrics) -> str:
     if metrics.max_rel is not None:
         place = f" at {_index(metrics.max_rel_at)}" if metrics.max_rel_at else ""
         parts.append(f"greatest relative difference {number(metrics.max_rel)}{place}")
-    if metrics.max_ulp is not None:
+    if metrics.max_ulp is not None and math.isfinite(metrics.max_ulp):
         parts.append(f"at most {number(metrics.max_ulp)} ULP")
     return ", ".join(parts)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tensortrace.diff.causes.case import CHANCE, Case, Proposal
+from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import Kind
 
 _KINDS = frozenset(Kind) - {Kind.INPUT, Kind.SCHEDULE, Kind.LOSS}
@@ -205,16 +206,30 @@ def positions(case: Case) -> Sequence[Proposal]:
     a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
     if a.size < 2 or not _counts_up(a):
         return ()
-    apart = (b - a).reshape(-1, a.shape[-1])[0]
+    apart = (b - a).reshape(-1, a.shape[-1])
+    runs = _by_rank(apart, loaded.owners) or _by_range(apart[0])
+    if not apart.any() or not runs:
+        return ()
+    shifts = apart if len(loaded.owners) == len(apart) else apart[:1]
+    text = f"the positions given to {slot.name} are shifted: {'; '.join(dict.fromkeys(runs[:6]))}"
+    number = float(apart.flat[np.argmax(np.abs(apart))])
+    mistaken = (a.reshape(apart.shape) + shifts).reshape(a.shape)
+    return (Proposal("position.shifted", text, [mistaken], [b], [a], number, "positions", simplicity=-1),)
+
+
+def _by_rank(apart: np.ndarray, owners: Sequence[Row]) -> list[str]:
+    """Say by how much each rank's positions are shifted, where each row or part has a shift of its own."""
+    if len(owners) != len(apart) or not np.all(apart == apart[:, :1]):
+        return []
+    return [f"on rank {y.part.rank} by {row[0]:+g}" for y, row in zip(owners, apart, strict=True) if row[0]]
+
+
+def _by_range(apart: np.ndarray) -> list[str]:
+    """Say by how much which positions are shifted; nothing where as many shifts as positions would."""
     starts = np.flatnonzero(np.diff(apart)) + 1
-    if not apart.any() or 4 * (len(starts) + 1) > len(apart) + 4:
-        return ()  # as many shifts as positions explain anything
-    runs = [f"{_range(run)} by {apart[run[0]]:+g}" for run in np.split(np.arange(len(apart)), starts)]
-    text = f"the positions given to {slot.name} are shifted: {'; '.join(runs[:6])}"
-    number = float(apart[np.argmax(np.abs(apart))])
-    return (
-        Proposal("position.shifted", text, [a + apart], [b], [a], number, "positions", simplicity=-1),
-    )  # fmt: skip
+    if 4 * (len(starts) + 1) > len(apart) + 4:
+        return []
+    return [f"{_range(run)} by {apart[run[0]]:+g}" for run in np.split(np.arange(len(apart)), starts)]
 
 
 def _counts_up(a: np.ndarray) -> bool:

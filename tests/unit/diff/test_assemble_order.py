@@ -10,6 +10,7 @@ import pytest
 
 from tensortrace.diff.assemble import NotComparable, by_rows
 from tensortrace.diff.catalog import Catalog
+from tensortrace.diff.engine import compare
 from tensortrace.diff.rows import pair, read_batch
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Kind
@@ -54,3 +55,21 @@ def test_numbers_of_all_rows_meet_as_sums_or_means(tmp_path: Path, statistic: An
 def test_numbers_that_no_split_keeps_are_not_compared(tmp_path: Path) -> None:
     with pytest.raises(NotComparable):
         _assembled(tmp_path, np.max)
+
+
+TOKENS = np.arange(12).reshape(4, 3)
+
+
+def test_positions_that_one_rank_alone_numbers_otherwise_are_compared_rank_by_rank(tmp_path: Path) -> None:
+    def positions(shift: int) -> tuple[dict[str, Any], np.ndarray]:
+        return {"kind": Kind.ACTIVATION, "name": "m", "slot": "in.0"}, np.arange(3) + shift
+
+    def given(rows: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        return {"kind": Kind.INPUT, "name": "(root)", "slot": "in.0"}, rows
+
+    one = write_trace(tmp_path / "a", [[given(TOKENS), positions(0)]])
+    two = write_trace(tmp_path / "b", [[given(TOKENS[:2]), positions(0)], [given(TOKENS[2:]), positions(1)]])
+    result = compare(one, two)
+    assert result.first_divergent is not None
+    assert (result.first_divergent.where.name, result.first_divergent.ranks) == ("m", (1,))
+    assert [(c.code, c.number) for c in result.causes] == [("position.shifted", 1.0)]
