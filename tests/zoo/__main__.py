@@ -34,13 +34,19 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--limit", type=float, default=LIMIT_S, metavar="SECONDS", help="of a recording or diff"
     )
+    parser.add_argument(
+        "--fork",
+        action="store_true",
+        help="fork all processes from one that has imported torch: much quicker",
+    )
     parser.add_argument("--list", action="store_true", help="list the cases and run nothing")
     return parser.parse_args(given)
 
 
 def rows_of(options: argparse.Namespace, folder: Path, tell: Callable[[Row], None]) -> list[Row]:
     """Run the cases that the options select, and return a row of each, in the order of the files."""
-    recordings = Recordings(folder, options.view, options.limit)
+    assert not (options.fork and options.jobs > 1), "--fork forks from one thread: --jobs 1"
+    recordings = Recordings(folder, options.view, options.limit, options.fork)
     tasks: list[Callable[[], Row]] = []
     for draw in map(Draw, options.draw or [0]):
         if not options.legal:
@@ -56,6 +62,8 @@ def rows_of(options: argparse.Namespace, folder: Path, tell: Callable[[Row], Non
         tell(row)
         return row
 
+    if options.jobs == 1:
+        return list(map(told, tasks))
     with ThreadPoolExecutor(options.jobs) as pool:
         return list(pool.map(told, tasks))
 

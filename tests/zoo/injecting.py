@@ -17,7 +17,7 @@ from tests.zoo.case import Draw, Legal
 from tests.zoo.inject import Place, inject
 from tests.zoo.judging import Row, matches_where, named, options_of, summary
 from tests.zoo.powers import Claim
-from tests.zoo.recording import Broken, Recordings, finish, worker
+from tests.zoo.recording import Broken, Recordings
 
 FACTOR = 0.01
 TRIES = 20
@@ -41,16 +41,9 @@ def _judge(row: Row, legal: Legal, draw: Draw, recordings: Recordings, folder: P
     b = recordings.trace(pair.b, alone=pair.a.ranks == pair.b.ranks == 1)
     listed, changed = folder / "claims.json", folder / "changed"
     options = options_of(pair)
-    done = finish(worker("tests.zoo.powers", listed, a, b, "-q", *options), folder=harness.ROOT)
-    if not listed.exists():
-        raise Broken(f"the diff ended with {done.exit_code}: {done.errors[-1000:]}")
+    recordings.claims(listed, [str(a), str(b), "-q", *options])
     claim = _changed(msgspec.json.decode(listed.read_bytes(), type=list[Claim]), b, changed, legal, draw)
-    found = finish(
-        [str(harness.BIN / "trace"), "diff", str(a), str(changed), "--json", "-", *options], folder=folder
-    )
-    if found.exit_code not in (0, 1):
-        raise Broken(f"diff ended with {found.exit_code}: {found.errors[-1000:]}")
-    result = harness.read_result(found.output)
+    result = harness.read_result(recordings.diff([str(a), str(changed), *options]))
     first, wrong = result.first_divergent, result.verdict != "divergent"
     there = first is not None and matches_where(first.where, claim.where)
     return replace(

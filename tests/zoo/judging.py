@@ -10,7 +10,7 @@ from msgspec import MsgspecError
 from tensortrace.diff.result import Result, Where
 from tests import harness
 from tests.zoo.case import PROGRAMS, At, Bug, Draw, Legal, Pair
-from tests.zoo.recording import Broken, Recordings, finish
+from tests.zoo.recording import Broken, Recordings
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,8 @@ def diffed(pair: Pair, recordings: Recordings) -> tuple[tuple[str, str], Result]
     """Record both runs of a pair, unless they are, and return their traces and the diff's result."""
     a = recordings.trace(pair.a)
     b = recordings.trace(pair.b, alone=pair.a.ranks == pair.b.ranks == 1)
-    command = [str(harness.BIN / "trace"), "diff", str(a), str(b), "--json", "-", *options_of(pair)]
-    done = finish(command, folder=recordings.folder, limit_s=recordings.limit_s)
-    if done.exit_code not in (0, 1):
-        last = "\n".join(done.errors.strip().splitlines()[-25:])
-        raise Broken(f"diff ended with {done.exit_code}: {last}")
     try:
-        return (str(a), str(b)), harness.read_result(done.output)
+        return (str(a), str(b)), harness.read_result(recordings.diff([str(a), str(b), *options_of(pair)]))
     except MsgspecError as error:
         raise Broken(f"the diff's result cannot be read: {error}") from error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from tensortrace.cli.main import main as trace
+from tensortrace.cli.main import run as trace
 from tensortrace.diff import engine
 from tensortrace.diff.execute import Execution
 from tensortrace.diff.result import Result, Where
@@ -34,7 +34,7 @@ def claims(execution: Execution) -> list[Claim]:
     ]
 
 
-def main(listed: str, *arguments: str) -> None:
+def main(listed: str, *arguments: str) -> int:
     state: Callable[..., Result] = engine.state_result
 
     def watch(execution: Execution, *rest: object) -> Result:
@@ -42,9 +42,8 @@ def main(listed: str, *arguments: str) -> None:
         return state(execution, *rest)
 
     engine.state_result = watch  # type: ignore[assignment]
-    sys.argv = ["trace", "diff", *arguments]
-    trace()
+    return trace(["diff", *arguments])
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

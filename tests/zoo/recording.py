@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Literal
 
 from tests import harness
 from tests.zoo.case import PROGRAMS, Run
+from tests.zoo.half_recorded import KINDS, LEFT_OUT
 
 View = Literal["full", "half", "gradients"]
 """What is recorded: everything; activations on even ranks only; gradients and optimizer state only."""
@@ -59,6 +61,7 @@ class Recordings:
     folder: Path
     view: View = "full"
     limit_s: float = LIMIT_S
+    fork: bool = False
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock)
@@ -85,10 +88,14 @@ class Recordings:
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
         shutil.rmtree(part, ignore_errors=True)
         try:
-            done = finish(command(run, part, view), folder=self.folder, limit_s=self.limit_s)
-            if done.exit_code:
+            if self.fork and not run.record:
+                wrong = _recorded_by_fork(run, part, view, self.limit_s)
+            else:
+                done = finish(command(run, part, view), folder=self.folder, limit_s=self.limit_s)
                 last = "\n".join((done.output + done.errors).strip().splitlines()[-25:])
-                raise Broken(f"recording ended with {done.exit_code}: {last}")
+                wrong = f"ended with {done.exit_code}: {last}" if done.exit_code else ""
+            if wrong:
+                raise Broken(f"recording: {wrong}")
         except Broken as error:
             self._failed[key] = str(error)
             shutil.rmtree(part, ignore_errors=True)
@@ -97,6 +104,59 @@ class Recordings:
             shutil.rmtree(part)
         else:
             part.rename(path)
+
+    def diff(self, arguments: Sequence[str]) -> str:
+        """Run ``trace diff`` with these arguments and return its result as JSON; raise Broken on trouble."""
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix="diff") as folder:
+            told = Path(folder) / "result.json"
+            whole = [*arguments, "-q", "--json", str(told)]
+            if self.fork:
+                from tests.zoo import forking
+
+                if wrong := forking.diff(whole, Path(folder) / "log", self.limit_s):
+                    raise Broken(f"diff: {wrong}")
+            else:
+                command = [str(harness.BIN / "trace"), "diff", *whole]
+                done = finish(command, folder=self.folder, limit_s=self.limit_s)
+                if done.exit_code not in (0, 1):
+                    last = "\n".join(done.errors.strip().splitlines()[-25:])
+                    raise Broken(f"diff ended with {done.exit_code}: {last}")
+            return told.read_text()
+
+    def claims(self, listed: Path, arguments: Sequence[str]) -> None:
+        """Write what a diff claims at every boundary to ``listed``; raise Broken on trouble."""
+        if self.fork:
+            from tests.zoo import forking, powers
+
+            wrong = forking.forked(
+                [lambda: powers.main(str(listed), *arguments)],
+                listed.with_suffix(".log"),
+                self.limit_s,
+                (0, 1),
+            )
+        else:
+            module = [sys.executable, "-m", "tests.zoo.powers", str(listed), *arguments]
+            wrong = finish(module, folder=harness.ROOT, limit_s=self.limit_s).errors
+        if not listed.exists():
+            raise Broken(f"diff: {wrong[-1000:]}")
+
+
+def _recorded_by_fork(run: Run, trace: Path, view: str, limit_s: float) -> str:
+    """Record in forked processes; return what went wrong, "" if nothing did."""
+    from tests.zoo import forking  # imports torch
+
+    without = ",".join(kind for kind in KINDS if kind not in LEFT_OUT)
+    by_rank = [
+        KINDS_OF_GRADIENTS
+        if view == "gradients"
+        else without
+        if view == "bare" or (view == "half" and rank % 2)
+        else ""
+        for rank in range(run.ranks)
+    ]
+    return forking.record(
+        (PROGRAMS / run.program).resolve(), run.arguments, run.ranks, trace, by_rank, limit_s
+    )
 
 
 def command(run: Run, trace: Path, view: str) -> list[str]:
@@ -143,8 +203,3 @@ def imported(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
-
-
-def worker(module: str, *arguments: object) -> list[str]:
-    """Return the command that runs a module of these tests in a process of its own."""
-    return [sys.executable, "-m", module, *map(str, arguments)]
