@@ -74,7 +74,8 @@ def compare(
                 again, _ = laid_out(floor, options.layout_a)
                 for node, error in _measure_floor(trace_a, again, options).items():
                     floors[node] = (*floors.get(node, ()), error)
-        execution = Execution(exact=options.policy == "exact", floors=floors)
+        narrowed = bool(options.kinds or options.include)
+        execution = Execution(exact=options.policy == "exact", narrowed=narrowed, floors=floors)
         left, right = Catalog(trace_a), Catalog(trace_b)
         Catalog.tie(left, right)
         alignment = align_steps(left, right, options.align)

@@ -72,9 +72,13 @@ class Outcome:
 
 @dataclass
 class Execution:
-    """The state of a diff while steps are executed one after another."""
+    """The state of a diff while steps are executed one after another.
+
+    ``narrowed`` tells whether boundaries that were planned are left out by options of the diff.
+    """
 
     exact: bool = False
+    narrowed: bool = False
     floors: FloorErrors = field(default_factory=dict)
     graph: Graph = field(default_factory=Graph)
     errors: dict[Node, Error] = field(default_factory=dict)

@@ -101,7 +101,11 @@ class Location(Outcome, frozen=True):
 
 
 class Finding(Outcome, frozen=True, kw_only=True):
-    """One divergent boundary. ``ranks`` are those of ``b`` (of ``a`` where only ``a`` has it)."""
+    """One divergent boundary. ``ranks`` are those of ``b`` (of ``a`` where only ``a`` has it).
+
+    ``unseen`` says what it was computed from that was not compared: the difference may begin there. Empty for
+    an origin in view.
+    """
 
     where: Where
     role: Literal["origin", "receiver"]
@@ -116,6 +120,7 @@ class Finding(Outcome, frozen=True, kw_only=True):
     inputs: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     location: Location | None = None
+    unseen: tuple[str, ...] = ()
 
 
 class Cause(Outcome, frozen=True):

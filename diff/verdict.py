@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
+from msgspec.structs import replace
 
 from tensortrace.diff.catalog import Catalog, Part
 from tensortrace.diff.causality import Node
@@ -18,6 +19,7 @@ from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.owners import ranks_at_fault
 from tensortrace.diff.plan.comparison import OneSided
 from tensortrace.diff.result import Coverage, Finding, Missing, Power, Result, Side, StepLabel, Verdict, Where
+from tensortrace.diff.unseen import Unseen, unseen
 from tensortrace.tracer.types import INIT_STEP, LADDER, Kind
 
 MAX_ORIGINS, MAX_RECEIVERS, MAX_EXAMPLES, MAX_INPUTS = 200, 200, 3, 8
@@ -43,6 +45,9 @@ def state_result(
     causes, failed = name_causes(origins[0], execution, a, b, offset) if origins else ((), ())
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
     findings = tuple(_finding(o, "origin", execution) for o in (*origins, *others)[:MAX_ORIGINS])
+    hidden = unseen(origins[0], execution, a, b) if origins else Unseen()
+    if findings:
+        findings = (replace(findings[0], unseen=hidden.texts), *findings[1:])
     first = findings[0] if findings else None
     return Result(
         verdict=verdict,
@@ -57,7 +62,7 @@ def state_result(
         coverage=coverage,
         policy=policy,
         notes=(*notes, *failed),
-        hints=_hints(first, coverage),
+        hints=(*_hints(first, coverage), *_to_see(hidden)),
         power=_power(execution),
         step_offset=offset,
     )
@@ -156,7 +161,8 @@ def _headline(verdict: str, first: Finding | None, cause: str | None, coverage: 
     at = first.where
     window = f", microbatch {at.microbatch}" if at.microbatch is not None else ""
     place = f"step {at.step}{window}: {at.kind} {at.name} {at.slot}"
-    return f"divergent at {place}: {cause or 'unexplained; ' + first.text}"
+    out_of_view = "no origin in view; " if first.unseen else ""
+    return f"divergent at {place}: {cause or f'unexplained; {out_of_view}{first.text}'}"
 
 
 def _power(execution: Execution) -> Power | None:
@@ -193,6 +199,14 @@ def _hints(first: Finding | None, coverage: Coverage) -> tuple[str, ...]:
             "the runs were fed different rows: fix the sampler, or align steps with --align b:STEP=a:STEP",
         )
     return ()
+
+
+def _to_see(hidden: Unseen) -> tuple[str, ...]:
+    """Return how to bring into view what was not compared."""
+    if not hidden.texts:
+        return ()
+    how = f": {'; '.join(hidden.remedies)}" if hidden.remedies else ""
+    return (f"the first divergent boundary is the first in view, and the origin may lie before it{how}",)
 
 
 def _coverage(

@@ -46,6 +46,11 @@ def first(page: Page, finding: Finding, *, limit: int | None, said: str) -> None
         page.line(safe(finding.location.text, limit=SENTENCE), indent=2)
     if finding.inputs:
         page.line("computed from " + _list(finding.inputs, limit), indent=2)
+    if finding.unseen:
+        page.line(
+            "no origin in view: it may lie in what this was computed from and was not compared", indent=2
+        )
+        page.bullets([safe(line, limit=SENTENCE) for line in finding.unseen], limit=limit)
     page.bullets([safe(line, limit=SENTENCE) for line in finding.evidence], limit=limit)
 
 
