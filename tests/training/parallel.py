@@ -46,7 +46,11 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sampler", choices=["interleaved", "contiguous"], default="interleaved")
     parser.add_argument("--repeat-rows", action="store_true")
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=13)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vocabulary", type=int, default=50)
     parser.add_argument("--pad-vocabulary", type=int, help="rows of embedding and head (--layout tp)")
     parser.add_argument("--tied", action="store_true")
@@ -67,8 +71,10 @@ def train(options: argparse.Namespace) -> Outcome:
     shape = Shape(
         options.depth, options.kv_heads, options.tied, options.experts, options.batch_norm,
         options.vocabulary, options.dropout, not options.whole_attention,
+        options.width, options.heads, options.hidden,
     )  # fmt: skip
     seed = sum(options.layout.encode()) + int(os.environ.get("RANK", "0")) if options.own_seed else 0
+    seed += options.seed
     layout = LAYOUTS[options.layout](build(shape, getattr(torch, options.dtype), seed), options)
     optimizer = layout.optimizer(RATE)
     if options.warm:
@@ -76,7 +82,7 @@ def train(options: argparse.Namespace) -> Outcome:
     average = layout.settings.averaged(layout)
     losses = []
     for step in range(options.steps):
-        rows = documents(step, options.repeat_rows)
+        rows = documents(step, options.repeat_rows, options.vocabulary, options.seed)
         total = sum(len(row) - 1 for row in rows)
         mine = share(rows, layout.part, layout.parts, options.sampler)
         batch = layout.padded(collate(mine))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from parallel_model import HEAD_DIM, Decoder, masked_mix
+from parallel_model import Decoder, masked_mix
 from parallel_parts import Layout
 from parallel_rows import Batch
 from torch import Tensor
@@ -72,7 +72,7 @@ class Ring(torch.autograd.Function):
 
     @staticmethod
     def scores(query: Tensor, key: Tensor, at: Tensor, of: Tensor) -> Tensor:
-        scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(HEAD_DIM)
+        scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(query.shape[-1])
         return scores.masked_fill(of[None, :] > at[:, None], -math.inf)
 
     @staticmethod
@@ -84,7 +84,8 @@ class Ring(torch.autograd.Function):
         k, v, of, to_k, to_v = key, value, at, torch.zeros_like(key), torch.zeros_like(value)
         for _ in range(dist.get_world_size()):
             share = (Ring.scores(query, k, at, of) - norm).exp()
-            slope = share * (torch.einsum("bhqd,bkhd->bhqk", grad, v) - inner) / math.sqrt(HEAD_DIM)
+            slope = share * (torch.einsum("bhqd,bkhd->bhqk", grad, v) - inner)
+            slope /= math.sqrt(query.shape[-1])
             to_query += torch.einsum("bhqk,bkhd->bqhd", slope, k)
             own = torch.einsum("bhqk,bqhd->bkhd", slope, query), torch.einsum("bhqk,bhqd->bkhd", share, grad)
             if not ctx.ends or of is at:

@@ -15,7 +15,6 @@ VOCABULARY = 50
 PAD = 0
 WIDTH = 16
 HEADS = 4
-HEAD_DIM = 4
 HIDDEN = 13
 EXPERTS = 4
 CHOICES = 2
@@ -37,6 +36,13 @@ class Shape:
     vocabulary: int = VOCABULARY
     dropout: float = 0.0
     attention_dropout: bool = True
+    width: int = WIDTH
+    heads: int = HEADS
+    hidden: int = HIDDEN
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
 
 
 def causal_mix(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, dropout: float = 0.0) -> Tensor:
@@ -47,7 +53,7 @@ def masked_mix(
     query: Tensor, key: Tensor, value: Tensor, at: Tensor, of: Tensor, dropout: float = 0.0
 ) -> Tensor:
     """Let the query at each position ``at`` see the keys at positions ``of`` that are not after it."""
-    scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(HEAD_DIM)
+    scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(query.shape[-1])
     scores = scores.masked_fill(of[None, :] > at[:, None], -math.inf)
     return torch.einsum("bhqk,bkhd->bqhd", F.dropout(scores.softmax(-1), dropout), value)
 
@@ -55,19 +61,21 @@ def masked_mix(
 class Attention(nn.Module):
     """``kv`` holds, for each of its heads, the rows of the key and then those of the value."""
 
-    def __init__(self, kv_heads: int, dropout: float) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.q = nn.Linear(WIDTH, HEADS * HEAD_DIM)
-        self.kv = nn.Linear(WIDTH, kv_heads * 2 * HEAD_DIM)
-        self.out = nn.Linear(HEADS * HEAD_DIM, WIDTH)
-        self.queries_per_head = HEADS // kv_heads
+        dropout = shape.dropout if shape.attention_dropout else 0.0
+        self.heads, self.head_dim = shape.heads, shape.head_dim
+        self.q = nn.Linear(shape.width, shape.heads * shape.head_dim)
+        self.kv = nn.Linear(shape.width, shape.kv_heads * 2 * shape.head_dim)
+        self.out = nn.Linear(shape.heads * shape.head_dim, shape.width)
+        self.queries_per_head = shape.heads // shape.kv_heads
         self.swapped = False  # takes the value's rows for the key's
         self.first_query = 0  # of the heads that this rank computes, where its keys are all heads'
         self.mix: Mix = functools.partial(causal_mix, dropout=dropout)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        query = self.q(x).unflatten(-1, (-1, HEAD_DIM))
-        key, value = self.kv(x).unflatten(-1, (-1, 2, HEAD_DIM)).unbind(-2)
+        query = self.q(x).unflatten(-1, (-1, self.head_dim))
+        key, value = self.kv(x).unflatten(-1, (-1, 2, self.head_dim)).unbind(-2)
         if self.swapped:
             key, value = value, key
         mine = torch.arange(query.shape[2]) + self.first_query
@@ -76,12 +84,12 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = dropout
-        self.gate = nn.Linear(WIDTH, HIDDEN)
-        self.up = nn.Linear(WIDTH, HIDDEN)
-        self.down = nn.Linear(HIDDEN, WIDTH)
+        self.gate = nn.Linear(shape.width, shape.hidden)
+        self.up = nn.Linear(shape.width, shape.hidden)
+        self.down = nn.Linear(shape.hidden, shape.width)
         self.exchanged = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,10 +102,10 @@ class MLP(nn.Module):
 class Experts(nn.Module):
     """Sends each token to the two experts that the router likes best."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
-        self.experts = nn.ModuleDict({str(e): MLP() for e in range(EXPERTS)})
+        self.router = nn.Linear(shape.width, EXPERTS, bias=False)
+        self.experts = nn.ModuleDict({str(e): MLP(shape) for e in range(EXPERTS)})
         self.exchange: Callable[[Tensor, Tensor], Tensor] = self.compute
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,10 +126,10 @@ class Experts(nn.Module):
 class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(WIDTH)
-        self.attention = Attention(shape.kv_heads, shape.dropout if shape.attention_dropout else 0.0)
-        self.mlp_norm = nn.LayerNorm(WIDTH)
-        self.mlp = Experts() if shape.experts else MLP(shape.dropout)
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention = Attention(shape)
+        self.mlp_norm = nn.LayerNorm(shape.width)
+        self.mlp = Experts(shape) if shape.experts else MLP(shape, shape.dropout)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -132,9 +140,9 @@ class Block(nn.Module):
 class RowNorm(nn.Module):
     """Adds to each row its mean over tokens, batch-normalised over the rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
+        self.norm = nn.BatchNorm1d(width)
 
     def forward(self, x: Tensor, valid: Tensor) -> Tensor:
         count = valid.sum(1, keepdim=True)
@@ -150,13 +158,13 @@ class Decoder(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.token: nn.Embedding | None = nn.Embedding(shape.vocabulary, WIDTH)
-        self.position: nn.Embedding | None = nn.Embedding(LENGTH, WIDTH)
+        self.token: nn.Embedding | None = nn.Embedding(shape.vocabulary, shape.width)
+        self.position: nn.Embedding | None = nn.Embedding(LENGTH, shape.width)
         self.dropout = nn.Dropout(shape.dropout)
-        self.batch_norm = RowNorm() if shape.batch_norm else None
+        self.batch_norm = RowNorm(shape.width) if shape.batch_norm else None
         self.layers = nn.ModuleDict({str(n): Block(shape) for n in range(shape.depth)})
-        self.norm: nn.LayerNorm | None = nn.LayerNorm(WIDTH)
-        self.head: nn.Linear | None = nn.Linear(WIDTH, shape.vocabulary, bias=False)
+        self.norm: nn.LayerNorm | None = nn.LayerNorm(shape.width)
+        self.head: nn.Linear | None = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if shape.tied:
             self.head.weight = self.token.weight
         self.positions: Callable[[int], Tensor] = torch.arange

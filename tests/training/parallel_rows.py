@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from parallel_model import PAD, VOCABULARY
+from parallel_model import PAD
 from torch import Tensor
 
 IGNORE = -100
@@ -39,11 +39,11 @@ class Batch:
         return int((self.targets != IGNORE).sum())
 
 
-def documents(step: int, repeat: bool) -> list[Tensor]:
+def documents(step: int, repeat: bool, vocabulary: int, seed: int = 0) -> list[Tensor]:
     """Return the step's documents; with ``repeat`` the last is the first again."""
-    numbers = torch.Generator().manual_seed(100 + step)
+    numbers = torch.Generator().manual_seed(100 + 1000 * seed + step)
     lengths = LENGTHS[step:] + LENGTHS[:step]
-    rows = [torch.randint(1, VOCABULARY, (length + 1,), generator=numbers) for length in lengths]
+    rows = [torch.randint(1, vocabulary, (length + 1,), generator=numbers) for length in lengths]
     return [*rows[:-1], rows[0]] if repeat else rows
 
 

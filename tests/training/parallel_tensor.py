@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from parallel_model import HEAD_DIM, HEADS, VOCABULARY, Decoder
+from parallel_model import Decoder
 from parallel_parts import Layout, full
 from parallel_replicas import FSDP2
 from parallel_rows import Batch
@@ -21,6 +21,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+
+VOCABULARIES = ("token.weight", "head.weight")
 
 
 class Replicated(ParallelStyle):
@@ -82,18 +84,19 @@ def plan_of(model: Decoder, sequence: bool, shared_kv: bool, plant: str) -> dict
 
 def parallelize(model: Decoder, mesh: DeviceMesh, sequence: bool, plant: str) -> None:
     """Spread the model over the ranks of a mesh of one axis."""
-    kv_heads = HEADS // next(iter(model.layers.values())).attention.queries_per_head
+    attention = next(iter(model.layers.values())).attention
+    kv_heads = attention.heads // attention.queries_per_head
     shared_kv = kv_heads < mesh.size()
     parallelize_module(model, mesh, plan_of(model, sequence, shared_kv, plant))
     for layer in model.layers.values():
         if shared_kv:
-            layer.attention.first_query = mesh.get_local_rank() * (HEADS // mesh.size())
+            layer.attention.first_query = mesh.get_local_rank() * (attention.heads // mesh.size())
         layer.mlp.exchanged = plant == "gate-up-exchanged"
     layer = model.layers["1"] if "1" in model.layers else None
     if plant == "kv-blocks-swapped" and layer is not None:
         weight = layer.attention.kv.weight.to_local()
         with torch.no_grad():
-            weight.copy_(weight.unflatten(0, (-1, 2, HEAD_DIM)).flip(1).flatten(0, 2))
+            weight.copy_(weight.unflatten(0, (-1, 2, layer.attention.head_dim)).flip(1).flatten(0, 2))
     if layer is not None:
         layer.attention.swapped = plant == "kv-blocks-read-swapped"
     if plant == "bias-on-every-rank" and layer is not None:
@@ -123,11 +126,12 @@ class TP(Layout):
         parallelize(model, self.mesh, self.sequence, self.plant)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return super().loss(logits[..., :VOCABULARY], targets)
+        seen = logits.shape[-1] if self.plant == "loss-over-padding" else self.options.vocabulary
+        return super().loss(logits[..., :seen], targets)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in super().named():
-            yield name, full(tensor)[:VOCABULARY] if name in ("token.weight", "head.weight") else tensor
+            yield name, full(tensor)[: self.options.vocabulary] if name in VOCABULARIES else tensor
 
     def reduce(self) -> None:
         if self.plant == "norm-grads-not-reduced":

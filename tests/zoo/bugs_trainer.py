@@ -54,7 +54,7 @@ def bug(
     name: str, story: str, code: str, first: At | FirstOf, *, plant: str = "", common: str = "", a: int = 1,
     b: int = 1, b_only: str = "", steps: int = 3,
 ) -> Bug:  # fmt: skip
-    """Return a mistake: ``a`` and ``b`` ranks train with ``common`` options, b with ``b_only`` and the plant."""
+    """Return a mistake: ``a`` and ``b`` ranks train with ``common`` options, b with its own and the plant."""
 
     def make(draw: Draw) -> Planted:
         where, when = block(draw, name), since(draw, name)
@@ -105,8 +105,8 @@ SCALE = [
     bug(
         "scale-left-in",
         "optimizer.step() in the place of scaler.step(optimizer): nobody unscales",
-        # no rung between the local gradient and the consumed one is in b
-        "scale.loss_scale", At(0, "clipped_grad", "*", "before"), common="--scale 1024 --no-clip",
+        # what b does not unscale counts as unscaled, and meets what a has unscaled
+        "scale.loss_scale", At(0, "unscaled_grad", "*", "grad"), common="--scale 1024 --no-clip",
     ),
     bug(
         "three-percent",
@@ -138,8 +138,7 @@ REDUCTION = [
         "added-after-wrapping",
         "a parameter that DDP does not know, because it was added after the model was wrapped",
         # neither run reduces it; the optimizer of each rank is given its own gradient
-        "reduction.missing", lambda at, since: At(0, "clipped_grad", f"blocks.{at}.mlp_norm.weight", "before"),
-        b=2,
+        "reduction.missing", inside("mlp_norm.weight", "clipped_grad", "before"), b=2,
     ),
     bug(
         "norm-ignored",
@@ -235,8 +234,8 @@ UPDATE = [
     bug(
         "adam-for-adamw",
         "Adam's weight decay is added to the gradient, where AdamW's acts on the weight",
-        # the first moment takes the gradient with the decay in it
-        "optimizer.weight_decay_mode", At(0, "optimizer_state", "*", "exp_avg"),
+        # torch says which of them it is among the values of a group, which the update reads first
+        "optimizer.weight_decay_mode", At(0, "schedule", "optimizer.0.group.0", "decoupled_weight_decay"),
     ),
     bug(
         "made-before-the-head",
@@ -252,7 +251,9 @@ UPDATE = [
     bug(
         "written-to-a-copy",
         "an update that goes to a copy: the weight is afterwards what it was",
-        "value.not_updated", later("param", "blocks.{at}.mlp.down.weight", "model"),
+        # the optimizer's own step is as ever: what the next step starts from is not what it left
+        "value.not_updated",
+        lambda at, since: At(since + 1, "param", f"blocks.{at}.mlp.down.weight", "start"), steps=4,
     ),
     bug(
         "scheduled-in-the-loop",

@@ -1,10 +1,10 @@
-"""Train a classifier of measured rows with an adversarial second head; gradients are averaged by hand or by DDP.
+"""Train a classifier of measured rows with an adversarial second head, alone, under DDP or averaged by hand.
 
     python classifier.py
     torchrun --nproc-per-node 2 classifier.py --by-hand
 
-Rows are vectors of counts, some of them zero. One head tells the class; behind a reversal of gradients another
-tells where a row comes from, so that the features do not depend on it.
+Rows are vectors of counts, some of them zero. One head tells the class; another, behind a reversal of
+gradients, tells where a row comes from, so that the features do not depend on it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ def arguments() -> argparse.Namespace:
     add("--rows", type=int, default=8)
     add("--norm", action="store_true", help="batch normalisation")
     add("--by-hand", action="store_true", help="gradients are averaged by the program")
-    add("--average", action="store_true", help="keep a moving average of the model")
     return parser.parse_args()
 
 
@@ -82,12 +81,11 @@ class Classifier(nn.Module):
         self.reversal = Reversal(options.plant)
         self.classes = nn.Linear(options.width, options.classes)
         self.sources = nn.Linear(options.width, SOURCES)
-        self.negated = options.plant == "output-negated"
 
     def forward(self, counts: Tensor) -> tuple[Tensor, Tensor]:
         x = self.norm(self.first(self.logarithm(counts)))
         x = self.act(self.second(torch.relu(x)))
-        return self.classes(x), self.sources(self.reversal(x))
+        return self.classes(x), self.sources(self.reversal(F.layer_norm(x, x.shape[-1:])))
 
 
 class Training:
@@ -100,7 +98,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.inner.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this rank's rows of a step: counts, classes and sources. Counts are 0 from step ``since`` on."""
+        """Return this rank's counts, classes and sources of a step; from step ``since`` on one count is 0."""
         options = self.options
         drawn = torch.Generator().manual_seed(options.seed * 100 + step)
         counts = torch.randint(1, 90, (options.rows, options.features), generator=drawn).float()
