@@ -26,6 +26,7 @@ TRACE = click.Path(path_type=Path)
 @click.option("--include", multiple=True, metavar="GLOB", help="Compare only these names; repeatable.")
 @click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that one may lack; repeatable.")
 @click.option("--align", metavar="b:N=a:M", help="Compare step N of b with step M of a, and so on.")
+@click.option("--expect", multiple=True, metavar="RULE|FILE", help="Differences that are meant; repeatable.")
 @click.option("--layout-a", type=TRACE, metavar="FILE", help="Layout file of a (docs/layouts.md).")
 @click.option("--layout", "--layout-b", "layout_b", type=TRACE, metavar="FILE", help="Layout file of b.")
 @click.option("--verify", is_flag=True, help="Read and check every byte of the traces first.")
@@ -35,7 +36,7 @@ TRACE = click.Path(path_type=Path)
 @click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
 def command(
     a: Path, b: Path, *, floor: tuple[Path, ...], exact: bool, kinds: str, include: tuple[str, ...],
-    allow_missing: tuple[str, ...], align: str | None, layout_a: Path | None,
+    allow_missing: tuple[str, ...], align: str | None, expect: tuple[str, ...], layout_a: Path | None,
     layout_b: Path | None, verify: bool, json_path: str | None, force: bool,
     detail: Detail | None,
 ) -> int:  # fmt: skip
@@ -51,7 +52,7 @@ def command(
     options = engine.CompareOptions(
         policy="exact" if exact else "error-model", floor=floor, allow_missing=allow_missing,
         kinds=parse_kinds(kinds) if kinds else (), include=include, align=align, verify=verify,
-        layout_a=layout_a, layout_b=layout_b,
+        layout_a=layout_a, layout_b=layout_b, expect=expect,
     )  # fmt: skip
     result = engine.compare(a, b, options=options, progress=_progress if sys.stderr.isatty() else None)
     _deliver(result, json_path, detail or "normal")

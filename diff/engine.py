@@ -15,6 +15,8 @@ from tensortrace.diff.causality import Node
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.excuses import excused
 from tensortrace.diff.execute import Execution
+from tensortrace.diff.expect.ledger import Ledger
+from tensortrace.diff.expect.rules import read_rules
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPair, StepPlan
 from tensortrace.diff.plan.gradients import plan_gradients
@@ -42,6 +44,7 @@ class CompareOptions(Struct, frozen=True):
     ``floor`` are traces of runs of a's own code. ``allow_missing``, ``include`` are globs on canonical
     names; ``align`` is ``b:0=a:100``; ``verify`` reads every byte first, since equal digests need no reading.
     ``layout_a`` (which is the floors' too) and ``layout_b`` are layout files, in the place of recorded ones.
+    ``expect`` are files of rules, or rules such as ``schedule * lr``, that declare differences.
     """
 
     policy: Literal["error-model", "exact"] = "error-model"
@@ -53,6 +56,7 @@ class CompareOptions(Struct, frozen=True):
     verify: bool = False
     layout_a: Path | None = None
     layout_b: Path | None = None
+    expect: tuple[str, ...] = ()
 
 
 def compare(
@@ -63,6 +67,7 @@ def compare(
     Raises a TraceError where a trace cannot be read or the request makes no sense.
     """
     options = options or CompareOptions()
+    rules = read_rules(options.expect)
     if options.verify:
         _verify(Path(a), Path(b), *options.floor)
     with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b:
@@ -75,7 +80,9 @@ def compare(
                 for node, error in _measure_floor(trace_a, again, options).items():
                     floors[node] = (*floors.get(node, ()), error)
         narrowed = bool(options.kinds or options.include)
-        execution = Execution(exact=options.policy == "exact", narrowed=narrowed, floors=floors)
+        execution = Execution(
+            exact=options.policy == "exact", narrowed=narrowed, floors=floors, ledger=Ledger(rules)
+        )
         left, right = Catalog(trace_a), Catalog(trace_b)
         Catalog.tie(left, right)
         alignment = align_steps(left, right, options.align)
@@ -167,7 +174,7 @@ def _execute(
         plan_init(state_a, state_b, plan)
         execution.run(_selected(excused(plan, a, b, alignment), options), None, start)
         previous = INIT_STEP
-        if execution.outcomes:
+        if not all(outcome.expected for outcome in execution.outcomes):
             return ["stopped at init: the runs do not start from the same state"]
         if any(NO_LAYOUT in reason for _, reason in execution.not_comparable):
             return [f"stopped at init: ranks hold parts of tensors and {NO_LAYOUT}"]

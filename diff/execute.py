@@ -13,6 +13,8 @@ from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.compare import EPS, is_exact, measure_blocks, summed_error
+from tensortrace.diff.expect.ledger import Ledger, judge_declared
+from tensortrace.diff.expect.rules import Rule
 from tensortrace.diff.logical import Unplaceable, no_layout
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps
@@ -54,7 +56,9 @@ class Outcome:
     """One executed comparison.
 
     ``assembled`` is kept only of origins; of a tensor too large to hold it is the block numbered ``window``,
-    which has the worst element. ``shape`` is that of the whole.
+    which has the worst element. ``shape`` is that of the whole. ``rule`` is what the user declared of it;
+    ``bounded`` tells whether the error of a receiver was judged: an update's by its formula, another's by
+    what its inputs' errors may be amplified to, unless those are too large for a bound.
     """
 
     node: Node
@@ -68,6 +72,13 @@ class Outcome:
     ranks: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
     window: int | None = None
+    rule: Rule | None = None
+    bounded: bool = False
+
+    @property
+    def expected(self) -> bool:
+        """Whether the difference was declared, as far as is known before causes are sought."""
+        return self.role == "declared" or (self.rule is not None and self.rule.cause is not None)
 
 
 @dataclass
@@ -91,6 +102,7 @@ class Execution:
     shapes: dict[Node, tuple[int, ...]] = field(default_factory=dict)
     gaps: list[tuple[Node, OneSided]] = field(default_factory=list)
     states: dict[Slot, Node] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
 
     def run(self, plan: StepPlan, previous: int | None, pair: StepPair) -> None:
         """Execute one step's plan; ``previous`` is the step before it in a's numbers, None for the first."""
@@ -115,8 +127,11 @@ class Execution:
         return self.states.get(slot, node) if slot.kind in _STATE and node not in self.graph else node
 
     def _execute(self, node: Node, entry: Comparison | OneSided, pair: StepPair, eps: float) -> None:
+        rule = self.ledger.rule_of(node.step, entry)
         if isinstance(entry, OneSided):
-            if entry.diverges:
+            if rule is not None:
+                self._tell_declared(node, entry, rule, pair, entry.reason)
+            elif entry.diverges:
                 self._tell(
                     Outcome(node, entry, self._role(node, own=False), None, None, entry.reason, None, pair)
                 )
@@ -138,15 +153,26 @@ class Execution:
         overflowed = entry.slot.kind in OF_GRADIENTS and pair.overflowed
         try:
             loaded = entry.load()
-            self._compare(node, entry, where_finite(loaded) if overflowed else loaded, pair, eps)
+            self._compare(node, entry, where_finite(loaded) if overflowed else loaded, pair, eps, rule)
         except (NotComparable, Unplaceable) as reason:
             if overflowed:
                 text = f"overflowed under the loss scale in a step that both runs skipped: {reason}"
                 gap = OneSided("both", entry.slot, entry.microbatch, entry.items_b, text, counts=False)
                 self.gaps.append((node, gap))
+            elif rule is not None and rule.any_difference:
+                self._tell_declared(node, entry, rule, pair, str(reason))
+                return
             else:
                 self.not_comparable.append((node, str(reason)))
             self._pass_on(node)
+
+    def _tell_declared(
+        self, node: Node, entry: Comparison | OneSided, rule: Rule, pair: StepPair, text: str
+    ) -> None:
+        """Tell a declared difference of which no number is known: what one run alone has, or other shapes."""
+        self.ledger.tally(rule).declared += 1
+        self._tell(Outcome(node, entry, "declared", None, None, text, None, pair, rule=rule))
+        self.errors[node] = Error(math.inf, math.inf, diverges=True)
 
     def _pass_on(self, node: Node) -> None:
         """Let what a boundary that could not be judged was computed from speak for it to its children."""
@@ -180,8 +206,9 @@ class Execution:
         self.bitwise_equal += equal
 
     def _compare(
-        self, node: Node, entry: Comparison, loaded: Assembled | Streamed, pair: StepPair, run_eps: float
-    ) -> None:
+        self, node: Node, entry: Comparison, loaded: Assembled | Streamed, pair: StepPair, run_eps: float,
+        rule: Rule | None = None,
+    ) -> None:  # fmt: skip
         if loaded.a.shape != loaded.b.shape:
             shapes = f"{list(loaded.a.shape)} in a, {list(loaded.b.shape)} in b"
             raise NotComparable(f"global shapes differ: {shapes}")
@@ -209,18 +236,25 @@ class Execution:
         rel = math.inf if entry.exact else error.rel  # how far ids or settings are apart bounds nothing
         self.errors[node] = Error(rel, error.peak, error.norm, diverges=True)
         role = self._role(node, own=origin == "own")
+        bounded = origin == "inputs" or self._bounded(node, eps)
         if role == "receiver" and origin != "inputs" and self._beyond(node, measured, eps):
             role = "further"
         text = _describe(metrics, judgement)
+        if rule is not None:
+            declared = judge_declared(
+                rule, loaded, measured, eps, self._agreeing(node), noise=self._noise(node, entry)
+            )
+            role, judgement, text, rule = self.ledger.settle(rule, (role, judgement, text), declared)
         window = block_of(metrics.max_abs_at or (), loaded.shape) if isinstance(loaded, Streamed) else None
         kept: Assembled | None = None
-        if role == "origin":  # receivers are many: their tensors are let go
+        if role == "origin" or (role == "further" and self._may_lead(rule)):  # others are many: let go
             kept = loaded.window(window or 0) if isinstance(loaded, Streamed) else loaded
         self._tell(
             Outcome(
-                node, entry, role, metrics, judgement, text, kept, pair, shape=loaded.shape, window=window
+                node, entry, role, metrics, judgement, text, kept, pair, shape=loaded.shape, window=window,
+                rule=rule, bounded=bounded,
             )
-        )
+        )  # fmt: skip
 
     def _without_noise(
         self, node: Node, entry: Comparison, loaded: Assembled, eps: float
@@ -278,14 +312,10 @@ class Execution:
             return judge_exact(measured.metrics), "unknown"
         floors = self.floors.get(node, ())
         parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
-        agreeing = [e for e in parents if not e.diverges]
-        if node.slot.kind == Kind.LOCAL_GRAD:
-            agreeing = [error.of_sum() for error in agreeing]
+        agreeing = self._agreeing(node)
         if floors and max(floors) > 0:
             return judge_floor(measured, floors, agreeing), "unknown"
-        noise = max(WEIGHT_TOLERANCE if derived else 0.0, entry.noise)
-        noise += entry.of_error * self._worst_activation(node) if entry.of_error else 0.0
-        plain = judge_model(measured, eps, agreeing, noise=noise)
+        plain = judge_model(measured, eps, agreeing, noise=self._noise(node, entry))
         sides = entry.own() if entry.own else None
         if sides is None:
             return plain, "unknown"
@@ -294,12 +324,34 @@ class Execution:
             return own, "own"
         return (plain if any(e.diverges for e in parents) else own), "inputs"
 
+    def _may_lead(self, rule: Rule | None) -> bool:
+        """Tell whether a further origin may be the first that was not declared, or needs its cause."""
+        return rule is not None or (bool(self.ledger.rules) and all(o.expected for o in self._origins()))
+
+    def _origins(self) -> Iterable[Outcome]:
+        return (o for o in self.outcomes if o.role != "receiver")
+
+    def _agreeing(self, node: Node) -> list[Error]:
+        """Return the errors of what a boundary was computed from and agrees."""
+        parents = (self.errors[p] for p in self.graph.parents(node) if p in self.errors)
+        found = [error for error in parents if not error.diverges]
+        return [error.of_sum() for error in found] if node.slot.kind == Kind.LOCAL_GRAD else found
+
+    def _noise(self, node: Node, entry: Comparison) -> float:
+        """Return the relative error that a boundary may have beside round-off."""
+        noise = max(WEIGHT_TOLERANCE if node.slot.slot == "weight" else 0.0, entry.noise)
+        return noise + (entry.of_error * self._worst_activation(node) if entry.of_error else 0.0)
+
+    def _bounded(self, node: Node, eps: float) -> bool:
+        """Tell whether what a boundary was computed from errs little enough to bound its own error."""
+        parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
+        # large errors are not linear: no bound holds
+        return bool(eps) and all(math.isfinite(e.rel) and e.rel <= 0.01 for e in parents)
+
     def _beyond(self, node: Node, measured: Measured, eps: float) -> bool:
         """Tell whether a divergence exceeds what its diverging inputs may be amplified to."""
         parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
-        if not eps or any(not math.isfinite(e.rel) or e.rel > 0.01 for e in parents):
-            return False  # large errors are not linear: no bound holds
-        return judge_model(measured, eps, parents).ratio > 1
+        return self._bounded(node, eps) and judge_model(measured, eps, parents).ratio > 1
 
     def _role(self, node: Node, *, own: bool) -> str:
         if own:
@@ -339,9 +391,9 @@ class Execution:
         self.outcomes.append(outcome)
 
     def diverged(self, kinds: Iterable[Kind]) -> bool:
-        """Tell whether any boundary of these kinds has diverged so far."""
+        """Tell whether any boundary of these kinds has diverged so far, and not as was declared."""
         wanted = set(kinds)
-        return any(o.node.slot.kind in wanted for o in self.outcomes)
+        return any(o.node.slot.kind in wanted and not o.expected for o in self.outcomes)
 
 
 def _is_spread_over(parameter: tuple[int, ...], activation: tuple[int, ...]) -> bool:

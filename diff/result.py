@@ -10,6 +10,7 @@ from msgspec import Struct
 SCHEMA = "tensortrace.diff/1"
 
 Verdict = Literal["equivalent", "divergent", "incomplete"]
+Role = Literal["origin", "receiver", "declared"]
 StepLabel = int | Literal["init"]
 
 
@@ -108,7 +109,7 @@ class Finding(Outcome, frozen=True, kw_only=True):
     """
 
     where: Where
-    role: Literal["origin", "receiver"]
+    role: Role
     ranks: tuple[int, ...]
     text: str
     metrics: Metrics | None = None
@@ -161,6 +162,37 @@ class Coverage(Outcome, frozen=True):
     complete: bool
 
 
+class Expectation(Outcome, frozen=True):
+    """A rule that declares differences, and what it met.
+
+    ``met`` counts the boundaries that it speaks of, ``declared`` those that differ as it says, ``otherwise``
+    those that differ otherwise and are origins. ``likely`` is what a rule that met nothing may have meant.
+    """
+
+    rule: str
+    place: str
+    reason: str
+    met: int
+    declared: int
+    otherwise: int
+    likely: str = ""
+
+
+class Declared(Outcome, frozen=True):
+    """What was declared with ``--expect``, and what follows from it.
+
+    ``total`` counts the boundaries that differ as declared, of which ``findings`` are the first.
+    ``downstream`` counts those that differ because of them, ``unjudged`` the ones among these of which
+    nothing bounds how much they may differ.
+    """
+
+    rules: tuple[Expectation, ...]
+    findings: tuple[Finding, ...]
+    total: int
+    downstream: int
+    unjudged: int
+
+
 class Power(Outcome, frozen=True):
     """What the comparison could see: the smallest relative error that would have been flagged.
 
@@ -187,7 +219,7 @@ class Side(Outcome, frozen=True):
 
 
 class Result(Outcome, frozen=True, kw_only=True):
-    """The outcome of ``diff.compare``; true where the runs are equivalent.
+    """The outcome of ``diff.compare``; true where the runs are equivalent, but for what was declared.
 
     Steps are in ``a``'s numbering; the same step of ``b`` is ``step_offset`` less.
     """
@@ -208,6 +240,7 @@ class Result(Outcome, frozen=True, kw_only=True):
     hints: tuple[str, ...] = ()
     power: Power | None = None
     step_offset: int = 0
+    declared: Declared | None = None
 
     def __bool__(self) -> bool:
         """Tell whether the runs are equivalent."""
@@ -222,6 +255,9 @@ class Result(Outcome, frozen=True, kw_only=True):
         document["first_divergent"] = self.first_divergent and _flat(self.first_divergent)
         document["origins"] = [_flat(finding) for finding in self.origins]
         document["receivers"] = [_flat(finding) for finding in self.receivers]
+        if self.declared:
+            findings = [_flat(finding) for finding in self.declared.findings]
+            document["declared"] = msgspec.structs.asdict(self.declared) | {"findings": findings}
         return msgspec.json.encode(document)
 
 

@@ -13,12 +13,25 @@ from msgspec.structs import replace
 from tensortrace.diff.catalog import Catalog, Part
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
+from tensortrace.diff.declared import Settled, downstream, expectations, settle
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.localise import localise
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.owners import ranks_at_fault
 from tensortrace.diff.plan.comparison import OneSided
-from tensortrace.diff.result import Coverage, Finding, Missing, Power, Result, Side, StepLabel, Verdict, Where
+from tensortrace.diff.result import (
+    Coverage,
+    Declared,
+    Finding,
+    Missing,
+    Power,
+    Result,
+    Role,
+    Side,
+    StepLabel,
+    Verdict,
+    Where,
+)
 from tensortrace.diff.unseen import Unseen, unseen
 from tensortrace.tracer.types import INIT_STEP, LADDER, Kind
 
@@ -36,22 +49,22 @@ def state_result(
     allow_missing: Sequence[str],
 ) -> Result:
     """Return the result of an executed diff."""
-    ordered = sorted(execution.outcomes, key=lambda o: execution.graph.order_key(o.node))
-    origins = [o for o in ordered if o.role == "origin"] or ordered[:1]
-    others = [o for o in ordered if o not in origins and o.role == "further"]
-    receivers = [o for o in ordered if o.role == "receiver" and o not in origins]
+    settled = settle(execution, a, b, offset)
+    origins = _origins(settled)
+    receivers = [o for o in settled.outcomes if o.role == "receiver" and o not in origins]
     stopped = any(note.startswith("stopped") for note in notes)
     coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
     causes, failed = name_causes(origins[0], execution, a, b, offset) if origins else ((), ())
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
-    findings = tuple(_finding(o, "origin", execution) for o in (*origins, *others)[:MAX_ORIGINS])
+    findings = tuple(_finding(o, "origin", execution) for o in origins[:MAX_ORIGINS])
     hidden = unseen(origins[0], execution, a, b) if origins else Unseen()
     if findings:
         findings = (replace(findings[0], unseen=hidden.texts), *findings[1:])
     first = findings[0] if findings else None
+    declared = _declared(settled, execution)
     return Result(
         verdict=verdict,
-        headline=_headline(verdict, first, causes[0].text if causes else None, coverage),
+        headline=_headline(verdict, first, causes[0].text if causes else None, coverage, declared),
         a=_side(a, steps),
         b=_side(b, [s - offset for s in steps]),
         first_divergent=first,
@@ -61,10 +74,38 @@ def state_result(
         receivers_total=len(receivers),
         coverage=coverage,
         policy=policy,
-        notes=(*notes, *failed),
+        notes=(*notes, *settled.notes, *failed),
         hints=(*_hints(first, coverage), *_to_see(hidden)),
         power=_power(execution),
         step_offset=offset,
+        declared=declared,
+    )
+
+
+def _origins(settled: Settled) -> list[Outcome]:
+    """Return the origins that were not declared, the headline first, then those that are doubtful.
+
+    What lies beyond what declared differences explain is as good as any other.
+    """
+    origins = [o for o in settled.outcomes if o.role == "origin"]
+    further = [o for o in settled.outcomes if o.role == "further"]
+    if settled.declared:
+        return [o for o in settled.outcomes if o.role in ("origin", "further")]
+    return [*(origins or settled.outcomes[:1]), *(o for o in further if origins or o != settled.outcomes[0])]
+
+
+def _declared(settled: Settled, execution: Execution) -> Declared | None:
+    """Return what was declared and what follows from it; None where nothing was."""
+    if not execution.ledger.rules:
+        return None
+    found = settled.declared
+    follow = downstream(execution, settled.outcomes)
+    return Declared(
+        expectations(execution),
+        tuple(_finding(o, "declared", execution) for o in found[:MAX_ORIGINS]),
+        len(found),
+        len(follow),
+        sum(not o.bounded for o in follow),
     )
 
 
@@ -75,7 +116,7 @@ def where(node: Node) -> Where:
     return Where(step, node.microbatch, slot.kind.value, slot.name, slot.slot, slot.call)
 
 
-def _finding(outcome: Outcome, role: str, execution: Execution) -> Finding:
+def _finding(outcome: Outcome, role: Role, execution: Execution) -> Finding:
     entry = outcome.comparison
     items = entry.items if isinstance(entry, OneSided) else entry.items_b
     only_a = isinstance(entry, OneSided) and entry.side == "a"
@@ -84,7 +125,7 @@ def _finding(outcome: Outcome, role: str, execution: Execution) -> Finding:
     text = f"{entry.text}: {outcome.text}" if not isinstance(entry, OneSided) and entry.text else outcome.text
     return Finding(
         where=where(outcome.node),
-        role="origin" if role == "origin" else "receiver",
+        role=role,
         ranks=outcome.ranks or ranks_at_fault(outcome, items),
         text=text,
         metrics=outcome.metrics,
@@ -149,7 +190,14 @@ def _side(catalog: Catalog, steps: Sequence[int]) -> Side:
     )
 
 
-def _headline(verdict: str, first: Finding | None, cause: str | None, coverage: Coverage) -> str:
+def _headline(
+    verdict: str, first: Finding | None, cause: str | None, coverage: Coverage, declared: Declared | None
+) -> str:
+    if verdict == "equivalent" and declared and declared.total:
+        return (
+            f"equivalent but for what was declared: {declared.total} boundaries differ as declared and "
+            f"{declared.downstream} because of them ({declared.unjudged} of these not judged), no other"
+        )
     if verdict == "equivalent":
         return f"equivalent: {coverage.compared} boundaries compared, {coverage.bitwise_equal} bitwise equal"
     if first is None and any(NO_LAYOUT in missing.reason for missing in coverage.missing):

@@ -126,6 +126,8 @@ def _typed(document: dict[str, object]) -> Result:
     findings = list[dict[str, object]]
     for part in ("origins", "receivers"):
         document[part] = [finding(fields) for fields in msgspec.convert(document[part], findings)]
+    if isinstance(declared := document.get("declared"), dict):
+        declared["findings"] = [finding(fields) for fields in declared["findings"]]
     if document["first_divergent"] is not None:
         [document["first_divergent"]] = map(finding, msgspec.convert([document["first_divergent"]], findings))
     document["causes"] = [_finite(cause) for cause in msgspec.convert(document["causes"], findings)]

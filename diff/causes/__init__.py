@@ -114,7 +114,7 @@ def name_causes(
 
 
 def _beside(outcome: Outcome, origin: Outcome) -> bool:
-    """Tell whether an outcome is an origin of the same step, kind and slot."""
+    """Tell whether an outcome is an origin, or a further one like it, of the same step, kind and slot."""
     same = outcome.node.step == origin.node.step and outcome.node.microbatch == origin.node.microbatch
     mine, other = outcome.node.slot, origin.node.slot
-    return same and outcome.role == "origin" and (mine.kind, mine.slot) == (other.kind, other.slot)
+    return same and outcome.role == origin.role and (mine.kind, mine.slot) == (other.kind, other.slot)

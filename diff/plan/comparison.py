@@ -80,7 +80,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class OneSided:
-    """A boundary that only one run has, or that is not judged. ``diverges`` tells a defect from a gap."""
+    """A boundary that only one run has, or that is not judged. ``diverges`` tells a defect from a gap.
+
+    ``names`` are the parameters that it tells of, where its own name isn't one.
+    """
 
     side: Literal["a", "b", "both"]
     slot: Slot
@@ -91,6 +94,7 @@ class OneSided:
     parents: tuple[tuple[int | None, Slot], ...] = ()
     earlier: tuple[tuple[int | None, Slot], ...] = ()
     counts: bool = True
+    names: tuple[str, ...] = ()
 
 
 @dataclass

@@ -288,5 +288,13 @@ def _plan_membership(values_a: Values, values_b: Values, plan: StepPlan) -> None
             names = ", ".join(n for n, _ in found[:3]) + (", …" if len(found) > 3 else "")
             text = f"{_parameters(len(found))} in an optimizer only in {side}: {names}"
             plan.one_sided.append(
-                OneSided("a" if side == "a" else "b", slot, None, (found[0][1],), text, diverges=True)
+                OneSided(
+                    "a" if side == "a" else "b",
+                    slot,
+                    None,
+                    (found[0][1],),
+                    text,
+                    diverges=True,
+                    names=tuple(name for name, _ in found),
+                )
             )

@@ -1,0 +1,1 @@
+"""Which differences were declared (``--expect``): rules as written, what each met, what follows from them."""
