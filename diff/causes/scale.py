@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,33 +22,57 @@ _LOSSES = ("weight", "sum", "value")
 _NEAR = 1e-3
 
 
+class _Weights(NamedTuple):
+    """What tokens weigh in the gradients of both runs, their parts in ``b``, those parts' valid tokens."""
+
+    a: np.ndarray
+    b: np.ndarray
+    parts: tuple[Part, ...]
+    counts: dict[Part, int]
+
+
+def _weights(case: Case) -> _Weights | None:
+    """Return the weights of the origin's loss over the whole batch, by row or by token; None of others.
+
+    Where an objective has several terms, each with its own weights, they are those of the origin's term.
+    """
+    pair, slot = case.pair, case.origin.node.slot
+    owners = [row.part for _, row in pair.pairing.pairs]
+    if slot.slot != "weight":
+        return None
+    if pair.effective_weights is not None:
+        return _Weights(*pair.effective_weights, tuple(owners), pair.weights_b.count)
+    term = (slot.name, slot.call)
+    if pair.effective_terms is None or term not in pair.effective_terms:
+        return None
+    a, b = pair.effective_terms[term]
+    parts = tuple(part for part, tokens in zip(owners, a, strict=True) for _ in range(len(tokens)))
+    return _Weights(np.concatenate(a), np.concatenate(b), parts, pair.terms[term][1].count)
+
+
 def token_ratio(case: Case) -> Sequence[Proposal]:
     """Propose a mean of local means: a token weighs 1 / (parts × valid tokens of its own part)."""
-    weights = case.pair.effective_weights
-    if case.origin.node.slot.slot != "weight" or weights is None:
+    found = _weights(case)
+    if found is None or any(not found.counts.get(part) for part in found.parts):
         return ()
-    a, b = weights
-    counts = case.pair.weights_b.count
-    parts = [row.part for _, row in case.pair.pairing.pairs]
-    if not parts or any(not counts.get(part) for part in parts):
+    tokens = np.array([found.counts[part] for part in found.parts], dtype=np.float64)
+    weighs = (found.a != 0) & (found.b != 0)
+    if not weighs.any() or np.ptp(tokens[weighs]) == 0:
         return ()
-    tokens = np.array([counts[part] for part in parts], dtype=np.float64)
-    shape = 1.0 / tokens
-    mistaken = shape * float(np.median(b / shape))
-    if np.ptp(tokens) == 0:
-        return ()
-    total = sum(counts.values())
-    told = _weights_text(parts, b, counts)
-    reference = ", ".join(f"1/{1 / w:.6g}" for w in np.unique(np.round(a, 12))[:3])
+    shape = np.where(weighs, 1.0 / tokens, 0.0)
+    mistaken = shape * float(np.median(found.b[weighs] / shape[weighs]))
+    of_parts = {p: w for p, w, counted in zip(found.parts, found.b, weighs, strict=True) if counted}
+    reference = ", ".join(f"1/{1 / w:.6g}" for w in np.unique(np.round(found.a[weighs], 12))[:3])
+    told = _weights_text(of_parts, found.counts)
     text = f"mean of local means: {told}; in the reference every token weighs {reference}"
-    spread = float(b.max() / b.min())
-    equals = f"{max(tokens):g}/{min(tokens):g}, the ratio of the parts' valid tokens (of {total} in all)"
-    return (Proposal("scale.token_ratio", text, [mistaken], [b], [a], spread, equals),)
+    spread = float(found.b[weighs].max() / found.b[weighs].min())
+    most, least, total = max(tokens[weighs]), min(tokens[weighs]), sum(found.counts.values())
+    equals = f"{most:g}/{least:g}, the ratio of the parts' valid tokens (of {total} in all)"
+    return (Proposal("scale.token_ratio", text, [mistaken], [found.b], [found.a], spread, equals),)
 
 
-def _weights_text(parts: Sequence[Part], weights: np.ndarray, counts: dict[Part, int]) -> str:
+def _weights_text(found: Mapping[Part, float], counts: Mapping[Part, int]) -> str:
     """Tell what a token of each part weighs in the gradient that is clipped."""
-    found = dict(zip(parts, weights, strict=True))
     several = len({part.number for part in found}) > 1
     lines = []
     for part, weight in sorted(found.items())[:8]:
@@ -60,8 +85,9 @@ def _weights_text(parts: Sequence[Part], weights: np.ndarray, counts: dict[Part,
 def common_factor(case: Case) -> Iterable[Proposal]:
     """Propose one factor over all tensors: the world size, the accumulation count, a loss scale."""
     slot, arrays = case.origin.node.slot, case.arrays
-    if slot.slot == "weight" and case.pair.effective_weights is not None:
-        arrays = (case.pair.effective_weights,)  # of the whole batch, not of one microbatch
+    weights = _weights(case)
+    if weights is not None:
+        arrays = ((weights.a, weights.b),)  # of the whole batch, not of one microbatch
     if not arrays or not (slot.slot in _LOSSES or slot.kind in _TENSORS) or slot.name == "(clip)":
         return ()
     if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD):
