@@ -22,6 +22,12 @@ MAX_STEPS_BELOW = 4
 
 SELECTING = ("GatherBackward0", "IndexBackward0")
 
+LINEAR = frozenset(
+    {"MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1", "NegBackward0", "MulBackward0",
+     "DivBackward0"}
+)  # fmt: skip
+"""What smoothing of labels does with log-probabilities beside the gather, with one operand in the graph."""
+
 
 def find_losses(session: Session, root: torch.Tensor) -> None:
     """Watch each gather of log-probabilities on the way from the root: sum, count and weights follow.
@@ -32,7 +38,11 @@ def find_losses(session: Session, root: torch.Tensor) -> None:
         return
     for gather, logs in _pairs(root.grad_fn):
         losses = _token_losses(gather, logs)
-        if losses is not None:
+        if losses is not None and _smoothed(root.grad_fn, gather, logs):
+            at = session.clock.backward_moment()
+            call = session.clock.take(at, Kind.LOSS, NAME, "value").number
+            _watch_smoothed(session, logs, at, call)
+        elif losses is not None:
             at = session.clock.backward_moment()
             call = session.clock.take(at, Kind.LOSS, NAME, "value").number
             _watch(session, gather, losses, at, call)
@@ -63,6 +73,45 @@ def _log_softmax_below(node: Node) -> Node | None:
             return below
         node = below
     return None
+
+
+def _smoothed(root: Node, gather: Node, logs: Node) -> bool:
+    """Tell whether the log-probabilities are summed over all classes too, as smoothed labels are.
+
+    Then the gather has a part of each token's loss only. Of an entropy, which is not linear in them, it has
+    all.
+    """
+    beside = [node for node in _near(root) if _reads(node, logs) and not _leads(gather, node)]
+    return bool(beside) and all(
+        node.name() in LINEAR and sum(below is not None for below, _ in node.next_functions) == 1
+        for node in beside
+    )
+
+
+def _near(root: Node) -> Iterator[Node]:
+    """Yield the nodes near the root, nearest first."""
+    todo, seen = deque([root]), {root}
+    while todo:
+        node = todo.popleft()
+        yield node
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen and len(seen) < MAX_NODES:
+                seen.add(below)
+                todo.append(below)
+
+
+def _reads(node: Node, logs: Node) -> bool:
+    return any(below == logs for below, _ in node.next_functions)
+
+
+def _leads(gather: Node, wanted: Node) -> bool:
+    """Tell whether a node lies on the way from the gather to its log-probabilities."""
+    node: Node | None = gather
+    for _ in range(MAX_STEPS_BELOW + 1):
+        if node is None or node == wanted:
+            return node is not None
+        node = node.next_functions[0][0] if node.next_functions else None
+    return False
 
 
 def _token_losses(gather: Node, logs: Node) -> torch.Tensor | None:
@@ -100,6 +149,36 @@ def _watch(session: Session, gather: Node, losses: torch.Tensor, at: Moment, cal
     gather.register_prehook(hook)
 
 
+def _watch_smoothed(session: Session, logs: Node, at: Moment, call: int) -> None:
+    """Watch the gradient of all log-probabilities: a token's own add up to minus its weight."""
+    result, spec = split(logs._saved_result)  # type: ignore[attr-defined]
+    dim = _signed(logs._saved_dim)  # type: ignore[attr-defined]
+    if spec is not None and not spec.replicated:
+        return
+    values = result.detach()
+
+    def hook(outputs: tuple[torch.Tensor | None, ...]) -> None:
+        _record_smoothed(session, outputs[0], values, dim, at, call)
+
+    logs.register_prehook(hook)
+
+
+@guard("handwritten loss")
+def _record_smoothed(
+    session: Session, gradient: torch.Tensor | None, logs: torch.Tensor, dim: int, at: Moment, call: int
+) -> None:
+    if gradient is None or session.muted:
+        return
+    local, _ = split(gradient)
+    if local.shape != logs.shape:
+        return
+    with unobserved():
+        shares = -local.detach().to(torch.float64)  # of each class: the label's probability times the weight
+        weight = shares.sum(dim)
+        losses = -(shares * logs.to(torch.float64)).nan_to_num(0.0).sum(dim)
+        _emit(session, weight, losses / torch.where(weight != 0, weight, 1.0), at, call)
+
+
 @guard("handwritten loss")
 def _record(
     session: Session, gradient: torch.Tensor | None, losses: torch.Tensor, at: Moment, call: int
@@ -110,10 +189,13 @@ def _record(
     if local.shape != losses.shape:
         return
     with unobserved():
-        weight = -local.detach().to(torch.float64)
-        valid = weight != 0
-        total = (losses * valid).sum()
-        count = valid.sum()
+        _emit(session, -local.detach().to(torch.float64), losses, at, call)
+
+
+def _emit(session: Session, weight: torch.Tensor, losses: torch.Tensor, at: Moment, call: int) -> None:
+    """Record what tokens weigh and lose; both are the recorder's own."""
+    valid = weight != 0
+    total, count = (losses * valid).sum(), valid.sum()
     meta = Meta(reduction="none", text="valid tokens are those that weigh anything")
     for slot, tensor in (("sum", total), ("count", count), ("weight", weight)):
         session.emit(tensor, at, Kind.LOSS, NAME, slot, call=call, meta=meta)

@@ -168,6 +168,27 @@ def test_a_loss_written_by_hand_is_found_from_its_graph(style: str) -> None:
     assert sink.one("loss", name, "weight").flatten().tolist() == [0.5, 0.5, 0.0]
 
 
+def test_smoothed_labels_by_hand_weigh_and_lose_what_cross_entropy_does() -> None:
+    labels = TARGET.clamp(min=0)
+    wanted = F.cross_entropy(LOGITS.double(), labels, reduction="sum", label_smoothing=0.2)
+    with recording() as sink:
+        logs = F.log_softmax(LOGITS, dim=-1)
+        picked = logs.gather(1, labels[:, None]).squeeze(1)
+        (-(0.8 * picked + 0.2 * logs.mean(1)).sum() / 6).backward()
+    name = "log_softmax.gather"
+    assert sink.one("loss", name, "sum").item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert sink.one("loss", name, "weight").flatten().tolist() == pytest.approx([1 / 6] * 3, rel=1e-6)
+
+
+def test_an_entropy_beside_a_loss_by_hand_is_no_smoothing() -> None:
+    labels = TARGET.clamp(min=0)
+    with recording() as sink:
+        logs = F.log_softmax(LOGITS, dim=-1)
+        entropy = -(logs.exp() * logs).sum()
+        (0.5 * -logs.gather(1, labels[:, None]).sum() - 0.1 * entropy).backward()
+    assert sink.one("loss", "log_softmax.gather", "weight").flatten().tolist() == [0.5] * 3
+
+
 def test_rows_picked_from_a_parameter_are_no_loss() -> None:
     with recording() as sink:
         rows = torch.ones(3, 3, requires_grad=True)
