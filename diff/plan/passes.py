@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -31,6 +31,8 @@ _UNUSED = "nothing consumed this output and no gradient reached it, unlike other
 
 _PACKED = "it says how long packed documents are, and the runs pack them differently"
 
+_CRITERION = "the module computes nothing but a loss, which is compared by itself"
+
 Side = Literal["a", "b", "both"]
 
 
@@ -38,6 +40,7 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
     """Add the comparisons of one step's forward and backward passes to the plan."""
     edges = Edges(pair)
     returned = {s for view in (pair.a, pair.b) for s in _returned_losses(view)}
+    criteria = _criteria(pair, returned)
     for slot in dict.fromkeys((*pair.a.items, *pair.b.items)):
         if slot.phase == "window" or (slot.kind == Kind.LOSS and not _judged_loss(slot, pair)):
             continue
@@ -53,6 +56,9 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
                 plan.one_sided.append(OneSided(side, slot, microbatch, (*a, *b), _PACKED, counts=False))
             elif other and a and b:
                 plan.one_sided.append(OneSided("both", slot, microbatch, (*a, *b), other, counts=False))
+            elif slot.name in criteria and not (a and b):
+                side = "a" if a else "b"
+                plan.one_sided.append(OneSided(side, slot, microbatch, (*a, *b), _CRITERION, counts=False))
             else:
                 _plan_one(slot, microbatch, a, b, pair, plan, edges)
     if not pair.scale.observed and pair.pairing.pairs and not pair.same_scheme:
@@ -109,6 +115,14 @@ def _returned_losses(view: StepView) -> set[Slot]:
             if same or any(source.kind == Kind.LOSS or source in found for source in sources):
                 found.add(slot)
     return found
+
+
+def _criteria(pair: StepPair, returned: Container[Slot]) -> set[str]:
+    """Return the modules that do nothing but compute a loss, which is compared whoever computes it."""
+    slots = [s for view in (pair.a, pair.b) for s in view.items if s.kind in (Kind.ACTIVATION, Kind.INPUT)]
+    names = {s.name for s in slots if s in returned} - {ROOT}
+    others = {s.name for s in slots if s.slot.startswith("out") and s not in returned}
+    return {name for name in names - others if not any(s.name.startswith(f"{name}.") for s in slots)}
 
 
 def _groups(slot: Slot, pair: StepPair) -> Iterable[tuple[int | None, tuple[Item, ...], tuple[Item, ...]]]:
@@ -233,7 +247,8 @@ def _or_dispatched(
     def load() -> Assembled:
         scale = scale_of()
         try:
-            return aligned(scale)
+            found = aligned(scale)
+            return (None if found.owners else _of_other_order(slot, a, b, pair, scale)) or found
         except NotComparable:
             found = by_dispatch(slot, a, b, pair, scale) if slot.phase == "train" else None
             found = found or _of_equal_inputs(slot, a, b, pair)
@@ -242,6 +257,21 @@ def _or_dispatched(
             return found
 
     return load
+
+
+def _of_other_order(
+    slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair, scale: Scale
+) -> Assembled | None:
+    """Return what was chosen from rows that came in another order, with matching rows; None of others.
+
+    As many tokens may be chosen in both runs, in the order of the batch: no size tells that they are tokens.
+    """
+    if slot.phase != "train" or all((x.part, x.number) == (y.part, y.number) for x, y in pair.pairing.pairs):
+        return None
+    try:
+        return by_dispatch(slot, a, b, pair, scale)
+    except NotComparable:
+        return None
 
 
 def _of_equal_inputs(
