@@ -247,8 +247,8 @@ def _or_dispatched(
     def load() -> Assembled:
         scale = scale_of()
         try:
-            found = aligned(scale)
-            return (None if found.owners else _of_other_order(slot, a, b, pair, scale)) or found
+            loaded = aligned(scale)
+            return (None if loaded.owners else _of_other_order(slot, a, b, pair, scale)) or loaded
         except NotComparable:
             found = by_dispatch(slot, a, b, pair, scale) if slot.phase == "train" else None
             found = found or _of_equal_inputs(slot, a, b, pair)
