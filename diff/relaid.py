@@ -96,6 +96,10 @@ class RelaidRank(RankTrace):
         found = self._taken.get(_key(entry))
         return self._base.read(entry) if found is None else found[1](self._base.read(found[0]))
 
+    def read_recorded(self, entry: Entry) -> np.ndarray:
+        """Return the tensor that an entry is a part of, padding included; raises as ``RankTrace.read``."""
+        return self._base.read(self._source(entry))
+
     def read_range(self, entry: Entry, start: int, stop: int) -> np.ndarray:
         """Return elements of the entry's flattened part; what is a view of another tensor is read whole."""
         key = _key(entry)

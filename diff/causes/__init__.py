@@ -17,12 +17,14 @@ from tensortrace.diff.causes import (
     mixups,
     optimizer,
     order,
+    padding,
     recompute,
     reduction,
     scale,
     schedule,
     skipping,
     values,
+    vocabulary,
 )
 from tensortrace.diff.causes.case import Case, Detector, settle
 from tensortrace.diff.causes.ranking import Accepted, ranked
@@ -41,6 +43,11 @@ DETECTORS: tuple[Detector, ...] = (
     inputs.different_rows,
     inputs.different_targets,
     inputs.padding_counted,
+    padding.pooled,
+    padding.attended,
+    vocabulary.in_the_loss,
+    vocabulary.in_the_scores,
+    vocabulary.trained,
     init.init_differs,
     arrangement.permuted,
     arrangement.transposed,

@@ -73,7 +73,7 @@ def _before_reduction(a: tuple[str, ...], b: tuple[str, ...]) -> str | None:
 def _in_this_order(
     names: Sequence[str], case: Case, *, updated_first: bool
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray], list[Item]]:
-    """Return (what b's gradients give in its order up to a factor, what b consumed, what a did), b's items."""
+    """Return (what b's gradients give in its order but for a factor, what b consumed, what a did), items."""
     gradients, coefficients = case.pair.gradients_b, _coefficients(case)
     mistaken: list[np.ndarray] = []
     actual: list[np.ndarray] = []

@@ -1,0 +1,128 @@
+"""Padding that influences what it should not: pooled, attended to, normalised with the tokens of its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tensortrace.diff.assemble import Assembled
+from tensortrace.diff.catalog import Item, Part, Slot
+from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.rows import Row
+from tensortrace.tracer.types import Kind
+
+CODE = "mask.padding_leak"
+_ROUND_OFF = 2.0**-18
+"""Of a mean over positions, added up in another order."""
+
+_POOLS: tuple[tuple[str, Callable[[np.ndarray], np.ndarray]], ...] = (
+    ("the mean", lambda row: np.asarray(row.mean(axis=0))),
+    ("the sum", lambda row: np.asarray(row.sum(axis=0))),
+    ("the greatest", lambda row: np.asarray(row.max(axis=0))),
+    ("the last position", lambda row: np.asarray(row[-1])),
+)
+
+
+def pooled(case: Case) -> Iterator[Proposal]:
+    """Propose that b pools over all positions of its rows, padding included."""
+    slot, loaded = case.origin.node.slot, case.origin.assembled
+    if (
+        slot.kind != Kind.ACTIVATION
+        or loaded is None
+        or not _padded(case, loaded)
+        or set(loaded.lengths) != {1}
+    ):
+        return
+    for source in _given(case):
+        rows = [_row(source, owner, case) for owner in loaded.owners]
+        if any(row is None or row.shape[1:] != loaded.b.shape[1:] for row in rows):
+            continue
+        for words, pool in _POOLS:
+            mistaken = np.stack([pool(row.astype(np.float64)) for row in rows if row is not None])
+            text = f"{slot.name} is given {words} over all positions in b, padding included"
+            if slot.slot.startswith("out"):
+                text = f"{slot.name} takes {words} over all positions in b, padding included"
+            count = float(sum(_padded(case, loaded)))
+            yield Proposal(
+                CODE, text, [mistaken], [loaded.b], [loaded.a], count, "rows that have padding",
+                simplicity=-1, floor=_ROUND_OFF, tried=len(_POOLS),
+            )  # fmt: skip
+
+
+def _padded(case: Case, loaded: Assembled) -> list[bool]:
+    """Tell for each row whether it has padding in b; empty where no row has, or that is not known."""
+    extents = case.pair.pairing.extents_b
+    found = []
+    for row in loaded.owners:
+        extent = extents.get(row.part)
+        found.append(
+            extent is not None and bool(extent.positions) and row.stop - row.start < (extent.positions or 0)
+        )
+    return found if any(found) else []
+
+
+def _given(case: Case) -> list[Slot]:
+    """Return the activations that an origin of b was computed from."""
+    view, slot = case.pair.b, case.origin.node.slot
+    found: dict[Slot, None] = {}
+    for item in view.items.get(slot, ()):
+        found |= {s: None for s, _ in view.producers(item) if s.kind == Kind.ACTIVATION}
+    if slot.slot.startswith("out"):
+        found |= {s: None for s in view.named(Kind.ACTIVATION, slot.name) if s.slot.startswith("in")}
+    return list(found)
+
+
+def _row(slot: Slot, row: Row, case: Case) -> np.ndarray | None:
+    """Return one row of an activation of b, all positions [positions, …]; None where it has no such row."""
+    extent = case.pair.pairing.extents_b[row.part]
+    item = _of_part(case.pair.b.items.get(slot, ()), row.part)
+    if (
+        item is None
+        or extent.packed
+        or item.entry.local_shape[:2] != _sizes(extent.rows, extent.positions, extent.time_major)
+    ):
+        return None
+    values = item.read()
+    return np.asarray(values[:, row.number] if extent.time_major else values[row.number])
+
+
+def _sizes(rows: int, positions: int | None, time_major: bool) -> tuple[int, int]:
+    return (positions or 0, rows) if time_major else (rows, positions or 0)
+
+
+def _of_part(items: tuple[Item, ...], part: Part) -> Item | None:
+    return next((item for item in items if item.part == part), None)
+
+
+def attended(case: Case) -> Iterator[Proposal]:
+    """Propose that padding reaches valid positions: rows that have some are wrong, the others right."""
+    slot, loaded = case.origin.node.slot, case.origin.assembled
+    if slot.kind != Kind.ACTIVATION or loaded is None or loaded.exact:
+        return
+    padded = _padded(case, loaded)
+    if sum(padded) < 2 or all(padded):
+        return
+    of_row = np.repeat(padded, loaded.lengths)
+    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
+    wrong = _wrong_rows(a, b, loaded.lengths, case.floor)
+    if wrong != padded:
+        return
+    mistaken = np.where(of_row.reshape(-1, *(1,) * (a.ndim - 1)), b, a)
+    text = (
+        f"{slot.name} is wrong in all {sum(padded)} rows of b that have padding and right in the "
+        f"{len(padded) - sum(padded)} that have none: padding reaches the valid positions"
+    )
+    yield Proposal(
+        CODE, text, [mistaken], [b], [a], float(sum(padded)), "rows that have padding", simplicity=3
+    )  # fmt: skip
+
+
+def _wrong_rows(a: np.ndarray, b: np.ndarray, lengths: tuple[int, ...], floor: float) -> list[bool]:
+    """Tell for each row whether it differs by more than the floor, relative to a typical row."""
+    typical = np.sqrt(np.mean(a[np.isfinite(a)] ** 2)) if a.size else 0.0
+    found = []
+    for x, y in zip(np.split(a, np.cumsum(lengths)[:-1]), np.split(b, np.cumsum(lengths)[:-1]), strict=True):
+        apart = float(np.sqrt(np.mean((y - x) ** 2))) if x.size else 0.0
+        found.append(not apart <= floor * float(typical))
+    return found
