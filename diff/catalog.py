@@ -247,7 +247,10 @@ class Catalog:
         passes = _EvalPasses()
         for source, entry in self._by_step.get(step, ()):
             entry = renamed(entry, self._ties) if self._ties else entry
-            entry = under_name(entry, self._losses) if self._losses else entry
+            named = under_name(entry, self._losses) if self._losses else entry
+            if named is None:
+                continue
+            entry = named
             if entry.recompute:
                 again.append(Member(source, entry))
             else:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from tensortrace.tracer.types import Entry, Kind
+from tensortrace.tracer.types import PART_OF_LOSS, Entry, Kind
 
 BY_HAND = "log_softmax.gather"
 FAMILIES = (
@@ -21,24 +21,29 @@ Names = dict[str, str]
 def one_name(a: Iterable[Entry], b: Iterable[Entry]) -> tuple[Names, Names]:
     """Return for each run by which name of the other a loss goes, where each run has one of a family.
 
-    The name is a's, but that of torch's function where ``a`` has it written by hand.
+    The name is a's, but that of torch's function where ``a`` has it written by hand. A part of a loss that is
+    written by hand has no counterpart in the whole: it goes by no name, "".
     """
-    names_a, names_b = ({e.name for e in entries if e.kind == Kind.LOSS} for entries in (a, b))
+    found = tuple([e for e in entries if e.kind == Kind.LOSS] for entries in (a, b))
+    names_a, names_b = ({e.name for e in entries} for entries in found)
+    parts = {e.name for entries in found for e in entries if e.meta.op == PART_OF_LOSS}
     in_a: Names = {}
     in_b: Names = {}
     for family in FAMILIES:
         here, there = names_a & family, names_b & family
         if len(here) == len(there) == 1 and here != there:
             [x], [y] = here, there
-            if x == BY_HAND:
+            if BY_HAND in parts:
+                (in_a if x == BY_HAND else in_b)[BY_HAND] = ""
+            elif x == BY_HAND:
                 in_a[x] = y
             else:
                 in_b[y] = x
     return in_a, in_b
 
 
-def under_name(entry: Entry, names: Names) -> Entry:
-    """Return the entry of a loss under the name that both runs have it by."""
+def under_name(entry: Entry, names: Names) -> Entry | None:
+    """Return the entry of a loss under the name that both runs have it by; None where it is to have none."""
     if entry.kind == Kind.LOSS and entry.name in names:
-        return replace(entry, name=names[entry.name])
+        return replace(entry, name=names[entry.name]) if names[entry.name] else None
     return entry

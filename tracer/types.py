@@ -24,6 +24,9 @@ COUPLES_ROWS = "batch"
 OF_RECORDED = "direct"
 """``meta.op`` of a loss whose scores are a recorded tensor's values: no rounding lies between the two."""
 
+PART_OF_LOSS = "part"
+"""``meta.op`` of a loss found in a graph that uses the same log-probabilities for something else, too."""
+
 
 COMPILED = "compiled"
 """``meta.text`` of the activations of a compiled module: the calls inside its graph are not observed."""

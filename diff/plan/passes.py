@@ -15,6 +15,7 @@ from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, Ste
 from tensortrace.diff.plan.dispatched import by_dispatch
 from tensortrace.diff.plan.edges import SUMMED, Edges
 from tensortrace.diff.plan.evaluations import AMPLIFIED
+from tensortrace.diff.plan.labels import cut_otherwise, is_target, labels_in_order
 from tensortrace.diff.plan.precision import (
     eps_of_loss,
     eps_of_scores,
@@ -22,6 +23,7 @@ from tensortrace.diff.plan.precision import (
     terms_of_loss,
     terms_of_scores,
 )
+from tensortrace.diff.plan.weights import UNKNOWN_LOSS, has_unknown_loss
 from tensortrace.diff.rows import Pairing, Row
 from tensortrace.diff.scale import projected
 from tensortrace.tracer.types import ROOT, STAGE, Kind
@@ -46,8 +48,8 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
             continue
         if slot._replace(kind=Kind.ACTIVATION) in returned:
             continue
-        if slot.kind == Kind.LOSS and slot.slot in SUMMED and slot.call:
-            continue  # chunked losses are summed under call 0
+        if slot.kind == Kind.LOSS and slot.call and (slot.slot in SUMMED or cut_otherwise(slot, pair)):
+            continue  # chunked losses are summed under call 0, and their labels are taken together
         unused = _UNUSED if edges.unused(slot) else ""
         for microbatch, a, b in _groups(slot, pair):
             other = unused or _other_sums(slot, a, b)
@@ -129,15 +131,15 @@ def _groups(slot: Slot, pair: StepPair) -> Iterable[tuple[int | None, tuple[Item
     """Yield a slot's entries by the microbatch under which they are compared."""
     grouped: dict[int | None, tuple[list[Item], list[Item]]] = defaultdict(lambda: ([], []))
     for side, view in enumerate((pair.a, pair.b)):
-        for item in _entries(slot, view):
+        for item in _entries(slot, view, together=cut_otherwise(slot, pair)):
             if item.part is not None:
                 grouped[pair.group(item.part)][side].append(item)
     for microbatch, (a, b) in grouped.items():
         yield microbatch, by_rank(a), by_rank(b)
 
 
-def _entries(slot: Slot, view: StepView) -> Sequence[Item]:
-    if slot.kind == Kind.LOSS and slot.slot in SUMMED:
+def _entries(slot: Slot, view: StepView, *, together: bool) -> Sequence[Item]:
+    if together or (slot.kind == Kind.LOSS and slot.slot in SUMMED):
         calls = (s for s in view.items if s._replace(call=0) == slot._replace(call=0))
         return [item for s in calls for item in view.items[s]]
     return view.items.get(slot, ())
@@ -184,6 +186,8 @@ def _plan_one(
 
 def _excuse(slot: Slot, lacking: StepView) -> str:
     """Return why a run does not have a boundary that it need not have, "" where it should."""
+    if slot.kind == Kind.LOSS and has_unknown_loss(lacking):
+        return UNKNOWN_LOSS
     if slot.name.startswith(STAGE):
         return "what pipeline stages exchange"
     if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD) and _is_inside(slot.name, lacking.compiled):
@@ -221,6 +225,8 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
         if slot.phase == "eval":  # every rank may have evaluated the same rows: each counts once
             a, b = (_of_rows(side, items, pairing) for side, items in enumerate((a, b)))
         return lambda: Assembled(_total(a), _total(b))
+    if cut_otherwise(slot, pair):
+        return lambda: labels_in_order(a, b)
     if slot.kind == Kind.ACTIVATION_GRAD:
         return _or_dispatched(
             lambda scale: by_rows(a, b, pairing, scale_b=scale, additive=True), slot, a, b, pair,
@@ -252,6 +258,8 @@ def _or_dispatched(
         except NotComparable:
             found = by_dispatch(slot, a, b, pair, scale) if slot.phase == "train" else None
             found = found or _of_equal_inputs(slot, a, b, pair)
+            if found is None and is_target(slot):
+                return labels_in_order(a, b)
             if found is None:
                 raise
             return found

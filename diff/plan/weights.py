@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
-from tensortrace.diff.plan.comparison import Comparison, StepPair, StepPlan, by_rank
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.precision import eps_of_weights
 from tensortrace.diff.scale import Term
 from tensortrace.tracer.types import Kind
 
 Ref = tuple[int | None, Slot]
+
+UNKNOWN_LOSS = "the other run computes its loss in a way that is not recognised: its gradients are compared"
+
+
+def has_unknown_loss(view: StepView) -> bool:
+    """Tell whether a step has a backward pass, and no loss that it could have started from was recognised."""
+    found = {slot.name for slot, _ in view.find(Kind.LOSS, phase="train")}
+    return found == {"backward"}
 
 
 def plan_weights(pair: StepPair, plan: StepPlan) -> None:
@@ -27,6 +36,11 @@ def plan_weights(pair: StepPair, plan: StepPlan) -> None:
     for group, numbers in rows.items():
         load, counts = _loader(pair, numbers), _counts(pair, group)
         a, b = (_items(view, group, pair) for view in (pair.a, pair.b))
+        if not (a and b) and has_unknown_loss(pair.b if a else pair.a):
+            slots = [Slot("train", Kind.LOSS, name, "weight", 0) for name in names]
+            side: Literal["a", "b"] = "a" if a else "b"
+            plan.one_sided += [OneSided(side, s, group, a or b, UNKNOWN_LOSS, counts=False) for s in slots]
+            continue
         if pair.effective_weights is None and pair.effective_tokens is None and pair.effective_terms:
             for name, call in pair.terms:
                 slot = Slot("train", Kind.LOSS, name, "weight", call)

@@ -15,7 +15,7 @@ def pair(
 
     def make(draw: Draw) -> Pair:
         random = draw.of(PROGRAM)
-        drawn = ["--vocabulary", str(random.choice([50, 52, 58])), "--steps", str(random.choice([2, 3, 4]))]
+        drawn = ["--kv-heads", str(random.choice([2, 4])), "--steps", str(random.choice([2, 3, 4]))]
         common = (*drawn, *model.split())
         file = f"../../../training/layouts/{layout}" if layout else ""
         return Pair(

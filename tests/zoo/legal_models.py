@@ -41,13 +41,15 @@ def run(draw: Draw, program: str, ranks: int, options: str, layout: str = "") ->
 
 def pair(
     name: str, story: str, program: str, b: str, *, ranks: int = 1, a: str = "", ranks_a: int = 1,
-    common: str = "", layout: str = "",
+    common: str = "", layout: str = "", options: tuple[str, ...] = (),
 ) -> Legal:  # fmt: skip
     """Return a legal pair whose sides differ in options or in ranks."""
 
     def make(draw: Draw) -> Pair:
         return Pair(
-            run(draw, program, ranks_a, f"{common} {a}"), run(draw, program, ranks, f"{common} {b}", layout)
+            run(draw, program, ranks_a, f"{common} {a}"),
+            run(draw, program, ranks, f"{common} {b}", layout),
+            options,
         )
 
     return Legal(name, story, make)
@@ -89,7 +91,13 @@ LEGAL = [
     ),
     pair("encoder-ranks", "padding masks and two losses on two ranks", "encoder.py", "", ranks=2),
     pair("encoder-padding", "an encoder's rows padded further", "encoder.py", "--pad-to 18"),
-    pair("encoder-mask", "a mask that is added in place of one of padding", "encoder.py", "--mask additive"),
+    pair(
+        "encoder-mask",
+        "a mask that is added in place of one of padding",
+        "encoder.py",
+        "--mask additive",
+        options=("--allow-missing", "layers.*"),
+    ),
     pair(
         "encoder-select",
         "the loss of selected tokens only",
@@ -134,7 +142,13 @@ LEGAL = [
     ),
     pair("finetune-ranks", "adapters on a frozen trunk, two heads, two ranks", "finetune.py", "", ranks=2),
     pair("finetune-no-grad", "the frozen trunk run without a graph", "finetune.py", "--trunk no-grad"),
-    pair("finetune-merged", "adapters applied as one matrix", "finetune.py", "--adapter together"),
+    pair(
+        "finetune-merged",
+        "adapters applied as one matrix",
+        "finetune.py",
+        "--adapter together",
+        options=("--allow-missing", "adapted.*.base"),
+    ),
     pair("finetune-twice", "one backward pass for each loss", "finetune.py", "--backward twice"),
     pair(
         "finetune-accumulate", "three microbatches on four ranks", "finetune.py", "--microbatches 3", ranks=4

@@ -13,7 +13,7 @@ from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.placements import split
-from tensortrace.tracer.types import Kind, Meta
+from tensortrace.tracer.types import PART_OF_LOSS, Kind, Meta
 
 NAME = "log_softmax.gather"
 MAX_NODES = 64
@@ -36,7 +36,7 @@ def find_losses(session: Session, root: torch.Tensor) -> None:
     """
     if root.grad_fn is None or not session.wants(Kind.LOSS, NAME, session.clock.backward_moment()):
         return
-    for gather, logs in _pairs(root.grad_fn):
+    for gather, logs, whole in _pairs(root.grad_fn):
         losses = _token_losses(gather, logs)
         if losses is not None and _smoothed(root.grad_fn, gather, logs):
             at = session.clock.backward_moment()
@@ -45,23 +45,28 @@ def find_losses(session: Session, root: torch.Tensor) -> None:
         elif losses is not None:
             at = session.clock.backward_moment()
             call = session.clock.take(at, Kind.LOSS, NAME, "value").number
-            _watch(session, gather, losses, at, call)
+            _watch(session, gather, losses, at, call, whole=whole)
 
 
-def _pairs(root: Node) -> Iterator[tuple[Node, Node]]:
-    """Yield (gather, log_softmax) nodes near the root, nearest first."""
+def _pairs(root: Node) -> list[tuple[Node, Node, bool]]:
+    """Return (gather, log_softmax) nodes near the root, nearest first, with whether nothing else uses these.
+
+    Where the log-probabilities are used otherwise, what is gathered of them is a part of a token's loss.
+    """
+    found: list[tuple[Node, Node]] = []
     todo, seen = deque([root]), {root}
     while todo and len(seen) < MAX_NODES:
         node = todo.popleft()
         if node.name() in SELECTING:
             logs = _log_softmax_below(node)
             if logs is not None:
-                yield node, logs
+                found.append((node, logs))
                 continue
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
                 todo.append(below)
+    return [(gather, logs, logs not in seen) for gather, logs in found]
 
 
 def _log_softmax_below(node: Node) -> Node | None:
@@ -140,11 +145,13 @@ def _signed(dim: int) -> int:
     return dim - (1 << 64) if dim >= 1 << 63 else dim
 
 
-def _watch(session: Session, gather: Node, losses: torch.Tensor, at: Moment, call: int) -> None:
+def _watch(
+    session: Session, gather: Node, losses: torch.Tensor, at: Moment, call: int, *, whole: bool
+) -> None:
     """``losses`` is the recorder's own small tensor; it goes when the graph goes."""
 
     def hook(outputs: tuple[torch.Tensor | None, ...]) -> None:
-        _record(session, outputs[0], losses, at, call)
+        _record(session, outputs[0], losses, at, call, whole=whole)
 
     gather.register_prehook(hook)
 
@@ -181,7 +188,13 @@ def _record_smoothed(
 
 @guard("handwritten loss")
 def _record(
-    session: Session, gradient: torch.Tensor | None, losses: torch.Tensor, at: Moment, call: int
+    session: Session,
+    gradient: torch.Tensor | None,
+    losses: torch.Tensor,
+    at: Moment,
+    call: int,
+    *,
+    whole: bool,
 ) -> None:
     if gradient is None or session.muted:
         return
@@ -189,13 +202,16 @@ def _record(
     if local.shape != losses.shape:
         return
     with unobserved():
-        _emit(session, -local.detach().to(torch.float64), losses, at, call)
+        _emit(session, -local.detach().to(torch.float64), losses, at, call, whole=whole)
 
 
-def _emit(session: Session, weight: torch.Tensor, losses: torch.Tensor, at: Moment, call: int) -> None:
+def _emit(
+    session: Session, weight: torch.Tensor, losses: torch.Tensor, at: Moment, call: int, *, whole: bool = True
+) -> None:
     """Record what tokens weigh and lose; both are the recorder's own."""
     valid = weight != 0
     total, count = (losses * valid).sum(), valid.sum()
-    meta = Meta(reduction="none", text="valid tokens are those that weigh anything")
+    text, op = "valid tokens are those that weigh anything", None if whole else PART_OF_LOSS
+    meta = Meta(reduction="none", text=text, op=op)
     for slot, tensor in (("sum", total), ("count", count), ("weight", weight)):
         session.emit(tensor, at, Kind.LOSS, NAME, slot, call=call, meta=meta)

@@ -189,6 +189,19 @@ def test_an_entropy_beside_a_loss_by_hand_is_no_smoothing() -> None:
     assert sink.one("loss", "log_softmax.gather", "weight").flatten().tolist() == [0.5] * 3
 
 
+def test_gathered_log_probabilities_that_are_used_otherwise_too_are_a_part_of_a_loss() -> None:
+    with recording() as sink:
+        logs = F.log_softmax(LOGITS, dim=-1)
+        picked = logs.gather(1, TARGET.clamp(min=0)[:, None])
+        (-picked.mean() + 0.1 * (logs.exp() * logs).sum()).backward()
+    (kept,) = sink.find("loss", "log_softmax.gather", "sum")
+    assert kept.boundary.meta.op == "part"
+    with recording() as sink:
+        F.log_softmax(LOGITS, dim=-1).gather(1, TARGET.clamp(min=0)[:, None]).mean().backward()
+    (kept,) = sink.find("loss", "log_softmax.gather", "sum")
+    assert kept.boundary.meta.op is None
+
+
 def test_rows_picked_from_a_parameter_are_no_loss() -> None:
     with recording() as sink:
         rows = torch.ones(3, 3, requires_grad=True)

@@ -1,0 +1,44 @@
+"""Compares the labels of losses that programs select or cut in other ways: which there are, not where.
+
+A program may give a loss the labels of selected tokens only, or of a chunk of tokens at a time. Which row
+each label belongs to is then not known from its place; that the same labels are there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensortrace.diff.assemble import Assembled
+from tensortrace.diff.catalog import Item, Slot
+from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.tracer.types import Kind
+
+
+def is_target(slot: Slot) -> bool:
+    """Tell whether a boundary holds the labels that a loss was given."""
+    return slot.kind == Kind.LOSS and slot.slot == "target"
+
+
+def cut_otherwise(slot: Slot, pair: StepPair) -> bool:
+    """Tell whether the runs give the labels of a loss in different numbers of calls."""
+    if not is_target(slot):
+        return False
+    calls = [
+        {s.call for s in view.named(Kind.LOSS, slot.name) if (s.slot, s.phase) == (slot.slot, slot.phase)}
+        for view in (pair.a, pair.b)
+    ]
+    return all(calls) and calls[0] != calls[1]
+
+
+def labels_in_order(a: Sequence[Item], b: Sequence[Item]) -> Assembled:
+    """Return the valid labels of both runs, each in rising order."""
+    left, right = (np.sort(np.concatenate([_valid(item) for item in side])) for side in (a, b))
+    return Assembled(left, right)
+
+
+def _valid(item: Item) -> np.ndarray:
+    labels = np.ravel(item.read())
+    ignored = item.entry.meta.ignore_index
+    return labels if ignored is None else labels[labels != ignored]
