@@ -197,10 +197,18 @@ def _stack_rows(
         raise NotComparable("it has one entry for a row in which several documents are packed")
     values_a = {part: item.read() for part, item in of_a.items()}
     values_b = {part: item.read() for part, item in of_b.items()}
+    whole = labels.count("positions") + labels.count("flat") == 1 and scale_b is None
     left: list[np.ndarray] = []
     right: list[np.ndarray] = []
     for x, y in pairs:
-        stop = min(x.stop - x.start, y.stop - y.start)  # differs only where rows were paired by order
+        lengths_of = x.stop - x.start, y.stop - y.start  # differ only where rows were paired by order
+        if whole and lengths_of[0] != lengths_of[1] and _are_numbers_of_things(values_a, values_b):
+            one = _piece(values_a[x.part], labels, x, pairing.extents_a[x.part], lengths_of[0])
+            other = _piece(values_b[y.part], labels, y, pairing.extents_b[y.part], lengths_of[1])
+            left.append(_with_nothing(one, max(lengths_of)))
+            right.append(_with_nothing(other, max(lengths_of)))
+            continue
+        stop = min(lengths_of)
         left.append(_piece(values_a[x.part], labels, x, pairing.extents_a[x.part], stop))
         piece = _piece(values_b[y.part], labels, y, pairing.extents_b[y.part], stop)
         right.append(piece / scale_b(y) if scale_b else piece)
@@ -209,6 +217,18 @@ def _stack_rows(
         left, right = [np.ravel(v) for v in left], [np.ravel(v) for v in right]
     lengths = tuple(len(v) for v in left)
     return Assembled(np.concatenate(left), np.concatenate(right), owners, lengths)
+
+
+def _are_numbers_of_things(*sides: dict[Part, np.ndarray]) -> bool:
+    return all(value.dtype.kind in "iu" for side in sides for value in side.values())
+
+
+def _with_nothing(piece: np.ndarray, length: int) -> np.ndarray:
+    """Return a row with -1 at the positions that it has not and its counterpart has: a row that was cut."""
+    if len(piece) == length:
+        return piece.astype(np.int64)
+    missing = np.full((length - len(piece), *piece.shape[1:]), -1, dtype=np.int64)
+    return np.concatenate([piece.astype(np.int64), missing])
 
 
 def _distance(loaded: Assembled) -> float:

@@ -58,13 +58,15 @@ class Extent(NamedTuple):
 class Batch:
     """The rows of one step of one run, and the extent of each part.
 
-    ``lengths`` are digests of tensors that say nothing but how long the documents in a row are.
+    ``lengths`` are digests of tensors that say nothing but how long the documents in a row are, ``pad`` the
+    token that fills rows.
     """
 
     rows: tuple[Row, ...]
     extents: dict[Part, Extent]
     notes: tuple[str, ...] = ()
     lengths: frozenset[str] = frozenset()
+    pad: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,21 +92,41 @@ class Pairing:
 def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
     """Return the rows of one step of both runs, read so that as many rows as can be are in both.
 
-    Rows are whole first; then what may be padding at their ends is cut off, where only the values tell it;
-    last, the batch may be time-major, as recurrent networks take it.
+    Rows are whole first; then what may be padding at their ends is cut off, where only the values tell it,
+    or where one run's loss wants what is padding in the other; last, the batch may be time-major, as
+    recurrent networks take it.
     """
     best: tuple[Batch, Batch] | None = None
-    for guess, time_major in ((False, False), (True, False), (False, True), (True, True)):
-        found = (
-            read_batch(a, phase, guess_padding=guess, time_major=time_major),
-            read_batch(b, phase, guess_padding=guess, time_major=time_major),
-        )
+    for found in _readings(a, b, phase):
         best = best if best is not None and _common(*best) >= _common(*found) else found
-        working = min(sum(not row.idle for row in batch.rows) for batch in found)
+        working = min(map(_working, found))
         if not found[0].rows or not found[1].rows or _common(*best) == working:
             break
     assert best is not None
     return best
+
+
+def _readings(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Batch]]:
+    """Yield the rows of both runs as they may be meant, the most literal reading first."""
+    whole = read_batch(a, phase), read_batch(b, phase)
+    yield whole
+    yield read_batch(a, phase, guess_padding=True), read_batch(b, phase, guess_padding=True)
+    match whole[0].pad, whole[1].pad:
+        case int(pad), None:
+            yield whole[0], read_batch(b, phase, pad=pad)
+        case None, int(pad):
+            yield read_batch(a, phase, pad=pad), whole[1]
+    for guess in (False, True):
+        turned = (
+            read_batch(a, phase, guess_padding=guess, time_major=True),
+            read_batch(b, phase, guess_padding=guess, time_major=True),
+        )
+        if _working(turned[0]) == _working(turned[1]):  # else what is cut short looks like fewer rows
+            yield turned
+
+
+def _working(batch: Batch) -> int:
+    return sum(not row.idle for row in batch.rows)
 
 
 def _common(a: Batch, b: Batch) -> int:
@@ -113,10 +135,18 @@ def _common(a: Batch, b: Batch) -> int:
     return (left & right).total()
 
 
-def read_batch(view: StepView, phase: str, *, guess_padding: bool = False, time_major: bool = False) -> Batch:
+def read_batch(
+    view: StepView,
+    phase: str,
+    *,
+    guess_padding: bool = False,
+    time_major: bool = False,
+    pad: int | None = None,
+) -> Batch:
     """Return the rows of one step, in order of (microbatch, rank, index).
 
-    Padding is what mask or loss ignore; with ``guess_padding`` also a token that rows end in repeatedly.
+    Padding is what mask or loss ignore; with ``guess_padding`` also a token that rows end in repeatedly, with
+    ``pad`` that token, even where it is not ignored.
     """
     inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
     digests: dict[tuple[Part, str], str] = {}
@@ -129,17 +159,21 @@ def read_batch(view: StepView, phase: str, *, guess_padding: bool = False, time_
         inputs = defaultdict(dict, {part: _turned(tensors) for part, tensors in inputs.items()})
     ignored, several = _ignored_positions(view, phase, inputs, time_major=time_major), _several(view, phase)
     ignored = {part: _but_last_tokens(found, inputs[part]) for part, found in ignored.items()}
-    pad, notes = _pad_value(inputs, ignored, guess=guess_padding)
+    forced = pad is not None
+    notes: tuple[str, ...] = ()
+    if pad is None:
+        pad, notes = _pad_value(inputs, ignored, guess=guess_padding)
     rows: list[Row] = []
     extents: dict[Part, Extent] = {}
     lengths: set[str] = set()
     for part in sorted(inputs, key=lambda p: (p.number, p.rank)):
         extents[part] = _extent(inputs[part])._replace(time_major=time_major)
-        found = _rows_of_part(part, inputs[part], extents[part], ignored.get(part), pad)
+        skipped = None if forced else ignored.get(part)
+        found = _rows_of_part(part, inputs[part], extents[part], skipped, pad)
         extents[part] = extents[part]._replace(packed=any(row.packed for row in found))
         lengths |= {digests[part, name] for name in _lengths(inputs[part])}
         rows += found if part not in several else [row._replace(idle=False) for row in found]
-    return Batch(tuple(rows), extents, notes, frozenset(lengths))
+    return Batch(tuple(rows), extents, notes, frozenset(lengths), pad)
 
 
 def _as_row(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

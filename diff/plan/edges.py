@@ -28,10 +28,12 @@ class Edges:
         self.calls: dict[tuple[str, str, int, int | None], list[Slot]] = defaultdict(list)
         self.inputs: dict[tuple[str, int | None], dict[Slot, None]] = defaultdict(dict)
         self.earlier: dict[Ref, dict[Ref, None]] = defaultdict(dict)
+        self.handed_on: set[tuple[Ref, Ref]] = set()  # (what left a tensor, what was given that very tensor)
         for view, before in ((pair.a, pair.before_a), (pair.b, pair.before_b)):
             self._read(view, before)
 
     def _read(self, view: StepView, before: StepView) -> None:
+        held: dict[Slot, set[tuple[int, str]]] = {}
         for slot, items in view.items.items():
             for item in items:
                 if item.part is None:
@@ -50,6 +52,10 @@ class Edges:
                     source = (self.pair.group(found[1]), merged(found[0]))
                     self.producers[ref][source] = None
                     self.consumers[source][ref] = None
+                    if found[0] not in held:
+                        held[found[0]] = {(i.source.rank, i.entry.digest) for i in view.items[found[0]]}
+                    if (item.source.rank, item.entry.digest) in held[found[0]]:
+                        self.handed_on.add((source, ref))
 
     def of(self, slot: Slot, microbatch: int | None) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
         """Return (parents in this step, parents in the step before)."""
@@ -116,11 +122,14 @@ class Edges:
         sources = [(microbatch, value)]
         if slot.slot.startswith("in."):
             self._add_call(value, microbatch, parents, earlier)
-            sources += list(self.producers.get((microbatch, value), {}))
+            given = self.producers.get((microbatch, value), {})
+            sources += [source for source in given if (source, (microbatch, value)) in self.handed_on]
         for source in sources:
             for user_microbatch, user in self.consumers.get(source, {}):
                 if user.kind == Kind.LOSS:
                     parents |= self._of_loss(user, user_microbatch, source)
+                elif user.slot.startswith("in.") and self._is_between(source, (user_microbatch, user)):
+                    parents[(user_microbatch, user._replace(kind=Kind.ACTIVATION_GRAD))] = None
                 elif user.slot.startswith("in."):
                     self._add_call(user, user_microbatch, parents, earlier)
                 elif user.kind == Kind.ACTIVATION:
@@ -130,6 +139,12 @@ class Edges:
         if len(parents) == 1:
             parents |= dict.fromkeys(weight_refs(self.pair)) if slot.phase == "train" else {}
         return tuple(parents), tuple(earlier)
+
+    def _is_between(self, source: Ref, user: Ref) -> bool:
+        """Tell whether a call was given what was computed from the tensor and has a gradient of its own."""
+        gradient = user[1]._replace(kind=Kind.ACTIVATION_GRAD)
+        recorded = gradient in self.pair.a.items or gradient in self.pair.b.items
+        return recorded and (source, user) not in self.handed_on
 
     def _add_call(
         self, value: Slot, microbatch: int | None, parents: dict[Ref, None], earlier: dict[Ref, None]

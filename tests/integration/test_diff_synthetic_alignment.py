@@ -176,3 +176,15 @@ def test_a_dropout_that_scales_otherwise_is_no_other_mask(judge: Judge) -> None:
             return value * np.float32(1.5) if at.name == "act" and at.slot == "out" else value
 
     assert not {"rng.differs", "dropout.mask"} & set(codes(judge(Dropping(), Other())))
+
+
+def test_rows_that_one_run_cuts_short_are_another_input(judge: Judge) -> None:
+    class Cut(Program):
+        def documents(self, step: int) -> Documents:
+            documents = super().documents(step)
+            return [row[:4] for row in documents] if step == 1 else documents
+
+    assert any(len(row) > 4 for row in Program().documents(1))
+    result = judge(Program(), Cut())
+    assert place(result)[:3] == (1, 0, "input")
+    assert codes(result) == ["input.different"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensortrace.diff.catalog import Catalog
-from tensortrace.diff.rows import Batch, duplicated_across_ranks, pair, read_batch
+from tensortrace.diff.rows import Batch, duplicated_across_ranks, pair, read_batch, read_batches
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Kind, Meta
 from tests.synthetic import write_trace
@@ -144,3 +144,20 @@ def test_samples_of_features_meet_whatever_their_mask_is_padded_to(tmp_path: Pat
     assert not found.by_order
     assert [(x.start, x.stop) for x, _ in found.pairs] == [(0, 2), (0, 5), (0, 3), (0, 4)]
     assert [(y.part.rank, y.number) for _, y in found.pairs] == [(1, 0), (1, 1), (0, 0), (0, 1)]
+
+
+def test_padding_that_one_run_trains_on_is_known_from_the_other(tmp_path: Path) -> None:
+    given, _ = _pass([[1, 2, 3], [4, 5]], 0, 5)
+    ids = [[1, 2, 3, PAD], [4, 5, PAD, PAD]]  # padded otherwise, and no label of b is ignored
+    wanted = {"kind": Kind.LOSS, "name": "cross_entropy", "slot": "target", "microbatch": 0}
+    trained = [
+        ({**given[0], "microbatch": 0}, np.array(ids)),
+        ({**wanted, "meta": Meta(ignore_index=IGNORE)}, np.array(ids).reshape(-1)),
+    ]
+    with (
+        Trace.open(write_trace(tmp_path / "a", [_pass([[1, 2, 3], [4, 5]], 0, 5)])) as a,
+        Trace.open(write_trace(tmp_path / "b", [trained])) as b,
+    ):
+        pairing = pair(*read_batches(Catalog(a).view(0), Catalog(b).view(0), "train"))
+    assert not pairing.by_order
+    assert [(y.start, y.stop) for _, y in pairing.pairs] == [(0, 3), (0, 2)]
