@@ -28,6 +28,7 @@ from tensortrace.diff.relaid import laid_out
 from tensortrace.diff.result import Result
 from tensortrace.diff.starts import start_notes
 from tensortrace.diff.unlabelled import Rules, resolve
+from tensortrace.diff.unseen import unrecorded
 from tensortrace.diff.verdict import state_result
 from tensortrace.tracer.errors import BadRequest, DamagedTrace
 from tensortrace.tracer.reader import Trace, check
@@ -79,12 +80,10 @@ def compare(
                 again, _ = laid_out(floor, options.layout_a)
                 for node, error in _measure_floor(trace_a, again, options).items():
                     floors[node] = (*floors.get(node, ()), error)
-        narrowed = bool(options.kinds or options.include)
-        execution = Execution(
-            exact=options.policy == "exact", narrowed=narrowed, floors=floors, ledger=Ledger(rules)
-        )
+        execution = Execution(exact=options.policy == "exact", floors=floors, ledger=Ledger(rules))
         left, right = Catalog(trace_a), Catalog(trace_b)
         Catalog.tie(left, right)
+        execution.unrecorded = lambda outcome: unrecorded(outcome, execution, left, right)
         alignment = align_steps(left, right, options.align)
         notes = [*_torn(opened_a), *_torn(opened_b), *alignment.notes]
         notes += [*start_notes(trace_a, trace_b), *notes_a, *notes_b]
@@ -184,7 +183,7 @@ def _execute(
         plan = StepPlan(step)
         _plan_step(pair_, plan)
         if a.cut_at(step) or b.cut_at(step - offset):
-            _keep(_BY_ROWS, plan, f"step {step} is not whole: only its rows are compared")
+            _keep(_WITHOUT_SUMS, plan, f"step {step} is not whole: what sums over the batch is not compared")
         elif a.lossy or b.lossy:
             _keep(_WITHOUT_SUMS, plan, "boundaries were dropped: what sums over the batch is not compared")
         else:
@@ -200,10 +199,6 @@ def _execute(
         state_a, state_b = _carried(state_a, pair_.a), _carried(state_b, pair_.b)
     notes += [*rules[0].notes("a"), *rules[1].notes("b")]
     return list(dict.fromkeys(notes))
-
-
-_BY_ROWS = frozenset({Kind.INPUT, Kind.ACTIVATION})
-"""Kinds that can be compared where only some parts of a batch were recorded."""
 
 
 _WITHOUT_SUMS = frozenset(Kind) - {
@@ -244,14 +239,15 @@ def _carried(before: StepView, view: StepView) -> StepView:
 
 
 def _selected(plan: StepPlan, options: CompareOptions) -> StepPlan:
-    def wanted(slot: Slot) -> bool:
-        if slot.kind in EVIDENCE_KINDS or (options.kinds and slot.kind not in options.kinds):
+    def shown(slot: Slot) -> bool:
+        if options.kinds and slot.kind not in options.kinds:
             return False
         return not options.include or any(fnmatchcase(slot.name, glob) for glob in options.include)
 
     return StepPlan(
         plan.step,
-        [c for c in plan.comparisons if wanted(c.slot)],
-        [o for o in plan.one_sided if wanted(o.slot)],
+        [c for c in plan.comparisons if c.slot.kind not in EVIDENCE_KINDS],
+        [o for o in plan.one_sided if o.slot.kind not in EVIDENCE_KINDS],
         plan.notes,
+        shown,
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
@@ -48,6 +49,14 @@ _BYTES_SUFFICE = frozenset(
 _STATE = frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.BUFFER})
 _PASS_KINDS = frozenset({Kind.ACTIVATION, Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
 
+UNSEEN_FIRST = 1024.0
+"""Units of round-off that a boundary of the first step may inherit from what was not recorded."""
+
+UNSEEN_LATER = 0.01
+"""Relative error that one of a later step may inherit: an optimizer makes whole steps of round-off."""
+
+_INHERITED = "what it was computed from was not recorded: differences up to"
+
 FloorErrors = Mapping[Node, tuple[float, ...]]
 
 
@@ -85,11 +94,11 @@ class Outcome:
 class Execution:
     """The state of a diff while steps are executed one after another.
 
-    ``narrowed`` tells whether boundaries that were planned are left out by options of the diff.
+    ``apart`` are divergent boundaries that are compared but not told, and come from none that is told.
+    ``unrecorded`` tells whether what a boundary was computed from was not recorded.
     """
 
     exact: bool = False
-    narrowed: bool = False
     floors: FloorErrors = field(default_factory=dict)
     graph: Graph = field(default_factory=Graph)
     errors: dict[Node, Error] = field(default_factory=dict)
@@ -103,6 +112,8 @@ class Execution:
     gaps: list[tuple[Node, OneSided]] = field(default_factory=list)
     states: dict[Slot, Node] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    apart: dict[Node, None] = field(default_factory=dict)
+    unrecorded: Callable[[Outcome], bool] = lambda _: False
 
     def run(self, plan: StepPlan, previous: int | None, pair: StepPair) -> None:
         """Execute one step's plan; ``previous`` is the step before it in a's numbers, None for the first."""
@@ -119,7 +130,23 @@ class Execution:
         eps = max(_compute_eps(pair.a), _compute_eps(pair.b))
         for node in self.graph.ordered(plan.step):
             if node in work and node not in self.errors:
-                self._execute(node, work[node], pair, eps)
+                if plan.shown(node.slot):
+                    self._execute(node, work[node], pair, eps)
+                else:
+                    self._execute_apart(node, work[node], pair, eps)
+
+    def _execute_apart(self, node: Node, entry: Comparison | OneSided, pair: StepPair, eps: float) -> None:
+        """Compare a boundary for what is computed from it, and tell nothing of it."""
+        told: tuple[list[Any], ...] = (self.outcomes, self.judged, self.not_comparable, self.gaps)
+        lengths = [len(found) for found in told]
+        compared, equal = dict(self.compared), self.bitwise_equal
+        self._execute(node, entry, pair, eps)
+        declared = any(outcome.role == "declared" for outcome in self.outcomes[lengths[0] :])
+        for found, length in zip(told, lengths, strict=True):
+            del found[length:]
+        self.compared, self.bitwise_equal = compared, equal
+        if self.errors[node].diverges and not declared and not self._follows(node):
+            self.apart[node] = None
 
     def _before(self, previous: int, microbatch: int | None, slot: Slot) -> Node:
         """Return the node of the step before; of a state that it left alone, that of the last change."""
@@ -245,6 +272,9 @@ class Execution:
                 rule, loaded, measured, eps, self._agreeing(node), noise=self._noise(node, entry)
             )
             role, judgement, text, rule = self.ledger.settle(rule, (role, judgement, text), declared)
+        if role == "origin" and origin != "own" and self._may_be_inherited(node, entry, pair, measured, eps):
+            self.errors[node] = error
+            return
         window = block_of(metrics.max_abs_at or (), loaded.shape) if isinstance(loaded, Streamed) else None
         kept: Assembled | None = None
         if role == "origin" or (role == "further" and self._may_lead(rule)):  # others are many: let go
@@ -255,6 +285,25 @@ class Execution:
                 rule=rule, bounded=bounded,
             )
         )  # fmt: skip
+
+    def _may_be_inherited(
+        self, node: Node, entry: Comparison, pair: StepPair, measured: Measured, eps: float
+    ) -> bool:
+        """Tell whether a difference is small enough to come from what was not recorded; list it then.
+
+        Nothing measures what such a boundary inherits: of the first step's it is what modules in between
+        may make of round-off, later what an optimizer makes of that.
+        """
+        most = UNSEEN_FIRST * eps if node.step <= 0 else max(UNSEEN_LATER, UNSEEN_FIRST * eps)
+        outcome = Outcome(node, entry, "origin", measured.metrics, None, "", pair=pair)
+        if entry.exact or self.exact or measured.error > most or not self.unrecorded(outcome):
+            return False
+        reason = f"{_INHERITED} {most:.2g} were not judged"
+        self.gaps.append(
+            (node, OneSided("both", entry.slot, entry.microbatch, entry.items_b, reason, counts=False))
+        )
+        self.judged[-1] = (node, replace(self.judged[-1][1], power_coherent=most, power_incoherent=most))
+        return True
 
     def _without_noise(
         self, node: Node, entry: Comparison, loaded: Assembled, eps: float
@@ -354,10 +403,12 @@ class Execution:
         return self._bounded(node, eps) and judge_model(measured, eps, parents).ratio > 1
 
     def _role(self, node: Node, *, own: bool) -> str:
-        if own:
-            return "origin"
-        parents = (self.errors.get(p) for p in self.graph.parents(node))
-        return "receiver" if any(e is not None and e.diverges for e in parents) else "origin"
+        return "receiver" if not own and self._follows(node) else "origin"
+
+    def _follows(self, node: Node) -> bool:
+        """Tell whether a boundary was computed from one that diverges and is told, or comes from such."""
+        parents = (p for p in self.graph.parents(node) if p not in self.apart)
+        return any(p in self.errors and self.errors[p].diverges for p in parents)
 
     def _terms(self, node: Node, entry: Comparison, shape: tuple[int, ...], pair: StepPair) -> float:
         """Return the norm of the terms that a gradient sums, 0 where it is not known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tensortrace.diff.catalog import EVIDENCE_KINDS, Catalog, Slot
+from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.gradients import CLIP
@@ -64,6 +64,25 @@ def unseen(outcome: Outcome, execution: Execution, a: Catalog, b: Catalog) -> Un
     texts = dict.fromkeys(text for text, _ in found)
     remedies = dict.fromkeys(remedy for _, remedy in found if remedy)
     return Unseen(tuple(texts), tuple(remedies))
+
+
+def unrecorded(outcome: Outcome, execution: Execution, a: Catalog, b: Catalog) -> bool:
+    """Tell whether what was computed from was deselected at record, or is state that could not be compared.
+
+    Then nothing measures what a boundary inherits.
+    """
+    node = outcome.node
+    if node.step == INIT_STEP or node.slot.kind in (Kind.INPUT, Kind.SCHEDULE):
+        return False
+    lost = _not_compared(execution)
+    if any(p in lost and p.slot.kind in _STATE for p in execution.graph.parents(node)):
+        return True
+    deselected = (
+        _of_kinds(node, execution, a, b),
+        _of_steps(outcome, a, b),
+        _of_names(node, execution, a, b),
+    )
+    return any(True for found in deselected for _ in found)
 
 
 _Found = tuple[str, str]
@@ -203,20 +222,20 @@ def _not_compared(execution: Execution) -> dict[Node, str]:
 
 
 def _of_this_diff(outcome: Outcome, execution: Execution) -> Iterator[_Found]:
-    """Yield what both runs recorded and --kinds or --include of the diff left out."""
-    pair, entry = outcome.pair, outcome.comparison
-    if pair is None:
-        return
-    left_out: dict[Slot, None] = {}
-    for refs, views in ((entry.parents, (pair.a, pair.b)), (entry.earlier, (pair.before_a, pair.before_b))):
-        for _, slot in refs:
-            known = any(n.slot == slot for n in execution.errors)
-            if slot.kind not in EVIDENCE_KINDS and not known and all(slot in v.items for v in views):
-                left_out[slot] = None
-    if left_out and execution.narrowed:
-        shown = ", ".join(f"{s.kind} {s.name} {s.slot}" for s in list(left_out)[:_SHOWN])
-        more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
-        yield f"{shown}{more}: left out of this comparison", "compare without --kinds and --include"
+    """Yield where the difference comes from among what --kinds or --include of the diff left out."""
+    todo, seen = [outcome.node], {outcome.node}
+    while todo:
+        node = todo.pop()
+        parents = [p for p in execution.graph.parents(node) if p in execution.apart and p not in seen]
+        todo += parents
+        seen.update(parents)
+    if len(seen) > 1:
+        node = min(seen - {outcome.node}, key=execution.graph.order_key)
+        at = "init" if node.step == INIT_STEP else f"step {node.step}"
+        yield (
+            f"{node.slot.kind} {node.slot.name} {node.slot.slot} of {at}: diverges, and was left out here",
+            "compare without --kinds and --include",
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

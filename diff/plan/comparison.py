@@ -99,12 +99,16 @@ class OneSided:
 
 @dataclass
 class StepPlan:
-    """Everything planned for one aligned step; ``step`` is a's number."""
+    """Everything planned for one aligned step; ``step`` is a's number.
+
+    What ``shown`` says no to is compared all the same, for what is computed from it, and not told.
+    """
 
     step: int
     comparisons: list[Comparison] = field(default_factory=list)
     one_sided: list[OneSided] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    shown: Callable[[Slot], bool] = lambda _: True
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tensortrace.diff.result import Result
 from tensortrace.tracer.selection import Selection
@@ -113,18 +114,39 @@ def test_a_recording_that_begins_later_does_not_show_the_state_before_it(judge: 
 
 def test_what_the_diff_was_told_to_leave_out_is_named(judge: Judge) -> None:
     result = judge(Program(), Mistaken(), kinds=(Kind.LOCAL_GRAD,))
-    assert any("left out of this comparison" in text for text in first(result).unseen)
+    [text] = first(result).unseen  # where it comes from is compared all the same
+    assert text.endswith("diverges, and was left out here")
     assert "compare without --kinds and --include" in result.hints[-1]
 
 
-def test_an_update_that_its_inputs_do_not_explain_is_in_view(judge: Judge) -> None:
-    class Updated(Program):
-        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
-            if (at.kind, at.name, at.step) == (Kind.PARAM, "hidden.weight", 1):
-                return np.asarray(value + np.random.default_rng(3).normal(size=value.shape), value.dtype)
-            return value
+class Updated(Program):
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        if (at.kind, at.name, at.step) == (Kind.PARAM, "hidden.weight", 1):
+            return np.asarray(value + np.random.default_rng(3).normal(size=value.shape), value.dtype)
+        return value
 
+
+def test_an_update_that_its_inputs_do_not_explain_is_in_view(judge: Judge) -> None:
     kinds = (Kind.CLIPPED_GRAD, Kind.SCHEDULE, Kind.OPTIMIZER_STATE, Kind.PARAM)
     result = judged(judge, Promise(kinds=kinds), wrong=Updated)
     assert place(result) == (1, None, "param", "hidden.weight", "model")
     assert first(result).unseen == ()
+
+
+@pytest.mark.parametrize(
+    "kinds", [(Kind.ACTIVATION,), (Kind.PARAM, Kind.OPTIMIZER_STATE), (Kind.LOCAL_GRAD,)]
+)
+def test_noise_of_updates_is_no_divergence_of_what_is_chosen(judge: Judge, kinds: tuple[Kind, ...]) -> None:
+    setups = {"steps": 8, "lr": 0.1}
+    assert judge(Program(**setups), Program(ranks=2, **setups), kinds=kinds).verdict == "equivalent"
+    recorded = [
+        judge.write(Program(ranks=n, **setups), promise=Promise(kinds=(*kinds, Kind.INPUT))) for n in (1, 2)
+    ]
+    assert judge(*recorded).verdict == "equivalent"
+
+
+def test_a_difference_far_above_the_noise_of_updates_is_found_whatever_was_recorded(judge: Judge) -> None:
+    kinds = (Kind.ACTIVATION, Kind.INPUT)
+    result = judged(judge, Promise(kinds=kinds), wrong=Updated)
+    assert place(result)[:3] == (2, 0, "activation")
+    assert first(result).unseen
