@@ -22,6 +22,14 @@ from tensortrace.tracer.options import parse_start, resolve
 @click.option("--include", multiple=True, metavar="GLOB", help="Record only canonical names that match.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Don't record names that match.")
 @click.option(
+    "--zoom", multiple=True, metavar="GLOB",
+    help="Record every operation inside the modules that match; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--zoom-steps", default="", metavar="0-3,100",
+    help="Steps in which --zoom looks; default the first one recorded.",
+)  # fmt: skip
+@click.option(
     "--buffer", default="1GiB", metavar="SIZE", help="Host memory per rank for what awaits writing."
 )
 @click.option(
@@ -75,7 +83,8 @@ from tensortrace.tracer.options import parse_start, resolve
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     output: Path, force: bool, steps: str, kinds: str, include: tuple[str, ...],
-    exclude: tuple[str, ...], buffer: str, on_pressure: str, max_bytes: str | None, min_free: str,
+    exclude: tuple[str, ...], zoom: tuple[str, ...], zoom_steps: str, buffer: str,
+    on_pressure: str, max_bytes: str | None, min_free: str,
     hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool, eager: bool,
     init_from: Path | None, consistent_init: int | None, consistent_dropout: int | None,
     eager_attention: bool, pad_id: int | None, adversarial: bool, command: tuple[str, ...],
@@ -87,7 +96,8 @@ def command(
     The exit code is COMMAND's own (128+n for signal n); 2 if it trained nothing that could be recorded.
     """
     settings = resolve(
-        output, steps=steps, kinds=kinds, include=include, exclude=exclude, buffer=buffer,
+        output, steps=steps, kinds=kinds, include=include, exclude=exclude,
+        zoom=zoom, zoom_steps=zoom_steps, buffer=buffer,
         on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
         compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
         eager=eager, layout=layout,

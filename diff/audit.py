@@ -20,7 +20,9 @@ from tensortrace.tracer.rules.names import match_glob
 from tensortrace.tracer.rules.run import SAMPLE_KINDS
 from tensortrace.tracer.types import INIT_STEP, Entry, Kind
 
-_JUDGED = frozenset(Kind) - {Kind.RNG, Kind.COLLECTIVE, Kind.SCHEDULE}
+_JUDGED = frozenset(Kind) - {
+    Kind.RNG, Kind.COLLECTIVE, Kind.SCHEDULE, Kind.OPERATION, Kind.OPERATION_GRAD,
+}  # fmt: skip
 
 _SHAPED = frozenset({Kind.PARAM, Kind.ACTIVATION})
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensortrace.diff.cells import SAMPLE_KINDS, Cells, find_cells
-from tensortrace.diff.logical import Member, Placer, Source, Together
+from tensortrace.diff.logical import Logical, Member, Placer, Source, Together
 from tensortrace.diff.losses import Names, one_name, under_name
 from tensortrace.diff.relaid import RelaidTrace
 from tensortrace.diff.ties import Ties, renamed, tied
@@ -23,8 +23,8 @@ from tensortrace.tracer.types import COMPILED, INIT_STEP, ROOT, Entry, Kind
 ROW_KINDS = SAMPLE_KINDS
 """Kinds that belong to one forward and backward pass over some rows of the batch."""
 
-EVIDENCE_KINDS = frozenset({Kind.RNG, Kind.COLLECTIVE})
-"""Kinds that are shown as evidence and never judged: they differ between correct layouts."""
+EVIDENCE_KINDS = frozenset({Kind.RNG, Kind.COLLECTIVE, Kind.OPERATION, Kind.OPERATION_GRAD})
+"""Kinds that are shown as evidence and never judged: they differ between correct layouts and programs."""
 
 
 class Part(NamedTuple):
@@ -195,6 +195,10 @@ class Catalog:
     def cells(self) -> Cells:
         """Which ranks work on the same samples."""
         return self._placer.cells
+
+    def together(self, kind: Kind, members: Sequence[Member]) -> list[Logical]:
+        """Return the logical tensors that entries of several ranks make, one for each data cell."""
+        return self._placer.merge(kind, members)
 
     @property
     def ranks(self) -> tuple[int, ...]:

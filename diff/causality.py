@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tensortrace.diff.catalog import Slot
-from tensortrace.tracer.types import LADDER, Kind
+from tensortrace.tracer.types import Kind
 
-_RUNG = {kind: number for number, kind in enumerate((*LADDER, Kind.BUFFER, Kind.RNG, Kind.COLLECTIVE))}
+_RUNG = {kind: number for number, kind in enumerate(tuple(Kind))}
 _LATE = 1 << 30
 
 

@@ -22,7 +22,9 @@ Take = Callable[[np.ndarray], np.ndarray]
 _Key = tuple[int, str]
 """What an entry is known by here whatever name it goes by later: its event, and the digest of its part."""
 
-_NAMED = frozenset(Kind) - {Kind.RNG, Kind.COLLECTIVE, Kind.SCHEDULE}
+_NAMED = frozenset(Kind) - {
+    Kind.RNG, Kind.COLLECTIVE, Kind.SCHEDULE, Kind.OPERATION, Kind.OPERATION_GRAD,
+}  # fmt: skip
 """Kinds whose names are of parameters, buffers and modules."""
 
 
@@ -123,6 +125,8 @@ class RelaidRank(RankTrace):
 
     def _entries(self, entry: Entry, layout: RunLayout) -> list[Entry]:
         entry = _with_names(entry, layout, self._base.rank)
+        if entry.kind in (Kind.OPERATION, Kind.OPERATION_GRAD):
+            return [replace(entry, name=layout.canonical(entry.name, self._base.rank) or entry.name)]
         if entry.kind not in _NAMED:
             return [entry]
         name = layout.canonical(entry.name, self._base.rank)

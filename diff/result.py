@@ -141,6 +141,29 @@ class Cause(Outcome, frozen=True):
     evidence: tuple[str, ...] = ()
 
 
+class Operation(Outcome, frozen=True, kw_only=True):
+    """The first operation at which the runs part, inside a module that ``--zoom`` looked into.
+
+    ``module`` is that in which it runs, ``call_of`` the one whose call was looked into, with its
+    ``microbatch`` and ``call``. One side's ``operation_*`` and ``source_*`` (``file.py:12 in function``) are
+    None where only the other has it. ``differs`` are arguments that aren't tensors.
+    """
+
+    module: str
+    call_of: str
+    microbatch: int | None
+    call: int
+    text: str
+    operation_a: str | None
+    operation_b: str | None
+    source_a: str | None
+    source_b: str | None
+    differs: tuple[str, ...] = ()
+    metrics: Metrics | None = None
+    judgement: Judgement | None = None
+    evidence: tuple[str, ...] = ()
+
+
 class Missing(Outcome, frozen=True):
     """A group of boundaries that only one side has, or that could not be compared, with the reason."""
 
@@ -241,6 +264,7 @@ class Result(Outcome, frozen=True, kw_only=True):
     power: Power | None = None
     step_offset: int = 0
     declared: Declared | None = None
+    operation: Operation | None = None
 
     def __bool__(self) -> bool:
         """Tell whether the runs are equivalent."""

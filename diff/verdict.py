@@ -17,13 +17,16 @@ from tensortrace.diff.declared import Settled, downstream, expectations, settle
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.localise import localise
 from tensortrace.diff.logical import NO_LAYOUT
+from tensortrace.diff.operations import first_operation, where_to_look
 from tensortrace.diff.owners import ranks_at_fault
 from tensortrace.diff.plan.comparison import OneSided
 from tensortrace.diff.result import (
+    Cause,
     Coverage,
     Declared,
     Finding,
     Missing,
+    Operation,
     Power,
     Result,
     Role,
@@ -55,16 +58,19 @@ def state_result(
     stopped = any(note.startswith("stopped") for note in notes)
     coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
     causes, failed = name_causes(origins[0], execution, a, b, offset) if origins else ((), ())
+    operation = first_operation(origins[0], execution, a, b, offset) if origins else None
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
     findings = tuple(_finding(o, "origin", execution) for o in origins[:MAX_ORIGINS])
     hidden = unseen(origins[0], execution, a, b) if origins else Unseen()
+    inside = bool(origins) and operation is None and not hidden.texts
+    look = where_to_look(origins[0], offset) if inside else None
     if findings:
         findings = (replace(findings[0], unseen=hidden.texts), *findings[1:])
     first = findings[0] if findings else None
     declared = _declared(settled, execution)
     return Result(
         verdict=verdict,
-        headline=_headline(verdict, first, causes[0].text if causes else None, coverage, declared),
+        headline=_headline(verdict, first, _explained(operation, causes), coverage, declared),
         a=_side(a, steps),
         b=_side(b, [s - offset for s in steps]),
         first_divergent=first,
@@ -75,10 +81,11 @@ def state_result(
         coverage=coverage,
         policy=policy,
         notes=(*notes, *settled.notes, *failed),
-        hints=(*_hints(first, coverage), *_to_see(hidden)),
+        hints=(*_hints(first, coverage), *_to_see(hidden), *_to_look_inside(look)),
         power=_power(execution),
         step_offset=offset,
         declared=declared,
+        operation=operation,
     )
 
 
@@ -211,6 +218,18 @@ def _headline(
     place = f"step {at.step}{window}: {at.kind} {at.name} {at.slot}"
     out_of_view = "no origin in view; " if first.unseen else ""
     return f"divergent at {place}: {cause or f'unexplained; {out_of_view}{first.text}'}"
+
+
+def _explained(operation: Operation | None, causes: Sequence[Cause]) -> str | None:
+    """Return the operation at which the runs part and the first cause, as far as they are known."""
+    found = [f"first divergent operation: {operation.text}"] if operation else []
+    return "; ".join([*found, *(cause.text for cause in causes[:1])]) or None
+
+
+def _to_look_inside(options: str | None) -> tuple[str, ...]:
+    if options is None:
+        return ()
+    return (f"which operation it is, both runs tell when recorded with: trace record {options}",)
 
 
 def _power(execution: Execution) -> Power | None:

@@ -11,7 +11,7 @@ import numpy as np
 from tensortrace.tracer import layout
 from tensortrace.tracer.codec_dtypes import dtype_of
 from tensortrace.tracer.manifest import finish_manifest, write_manifest_new
-from tensortrace.tracer.types import Boundary, Kind, Manifest, Mesh, RankManifest
+from tensortrace.tracer.types import Boundary, Kind, Manifest, Mesh, Promise, RankManifest
 from tensortrace.tracer.writer import RankWriter
 
 Tensor = tuple[Mapping[str, Any], Any]
@@ -54,7 +54,8 @@ def write_trace(
     """
     all_ranks = [list(rank) for rank in ranks]
     root.mkdir(parents=True, exist_ok=True)
-    manifest = Manifest(format=layout.FORMAT_VERSION, run_id="synthetic", command=("test",), started_at=0.0)
+    version = layout.version_of(rank_fields.get("promise", Promise()))
+    manifest = Manifest(format=version, run_id="synthetic", command=("test",), started_at=0.0)
     write_manifest_new(root / layout.MANIFEST, manifest)
     for rank, tensors in enumerate(all_ranks):
         writer = RankWriter(root, rank)
@@ -64,7 +65,7 @@ def write_trace(
             writer.append(boundary, logical_bytes(array, boundary.dtype))
         if finish:
             steps = len({fields.get("step", 0) for fields, _ in tensors} - {-1})
-            own = {"format": layout.FORMAT_VERSION, "rank": rank, "world_size": len(all_ranks)}
+            own = {"format": version, "rank": rank, "world_size": len(all_ranks)}
             own |= {"steps": steps, "ended": ended, "meshes": dict(meshes or {})}
             writer.write_manifest(RankManifest(**(own | rank_fields)))
             writer.close()

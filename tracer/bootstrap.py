@@ -82,6 +82,10 @@ class Guest:
             from tensortrace.tracer import start as beginning
 
             beginning.install(self._hooks, self._settings.start, layout=self._settings.layout)
+        if self._settings.promise.zoom:
+            from tensortrace.tracer import zoom  # for those who ask for it
+
+            zoom.install(self._hooks, self._settings.promise, compiles=not self._settings.eager)
         for fault in self._fault.split(","):
             if fault.startswith("hook:"):
                 hooks.guard.inject(fault.removeprefix("hook:"))

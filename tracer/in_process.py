@@ -25,6 +25,8 @@ def record(
     kinds: str = "",
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    zoom: Iterable[str] = (),
+    zoom_steps: str = "",
     buffer: str = "1GiB",
     on_pressure: Pressure = "block",
     max_bytes: str | None = None,
@@ -51,7 +53,8 @@ def record(
     from tensortrace.tracer.options import resolve
 
     settings = resolve(
-        output, steps=steps, kinds=kinds, include=include, exclude=exclude, buffer=buffer,
+        output, steps=steps, kinds=kinds, include=include, exclude=exclude, zoom=zoom,
+        zoom_steps=zoom_steps, buffer=buffer,
         on_pressure=on_pressure, max_bytes=max_bytes, min_free=min_free, compress=compress, strict=strict,
         eager=eager, layout=layout, start=start,
     )  # fmt: skip

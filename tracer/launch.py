@@ -148,7 +148,7 @@ def begin_trace(
     Raises BadRequest where there is one already or where it cannot be written.
     """
     manifest = Manifest(
-        format=layout.FORMAT_VERSION,
+        format=layout.version_of(settings.promise),
         run_id=uuid.uuid4().hex,
         command=mask_arguments(command),
         started_at=time.time(),

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tensortrace.tracer.types import Promise
+
 FORMAT_VERSION = 1
+"""What a trace states that holds nothing newer: every reader understands it."""
+
+WITH_OPERATIONS = 2
+"""What a trace states of whose operations something is promised: readers of version 1 know none."""
+
+NEWEST = WITH_OPERATIONS
+"""The newest version that this reader knows."""
 
 MANIFEST = "trace.json"
 RANK_MANIFEST = "rank.json"
@@ -30,3 +39,8 @@ def parse_rank_folder(name: str) -> tuple[int, int] | None:
 def segment_name(number: int) -> str:
     """Return the file name of a sealed segment; while it is open, ``PART`` is appended."""
     return f"seg{number:06d}.safetensors.zst"
+
+
+def version_of(promise: Promise) -> int:
+    """Return the format version of a trace that keeps this promise: the least that describes it."""
+    return WITH_OPERATIONS if promise.zoom else FORMAT_VERSION

@@ -108,12 +108,12 @@ def _check_format(path: Path, found: dict[str, object]) -> None:
     """Refuse a newer format before anything else is looked at, since the rest may have changed."""
     version = found.get("format")
     if type(version) is not int or version < 1:
-        raise DamagedTrace(f"{path}: format is {str(version)[:40]}", expected=str(layout.FORMAT_VERSION))
-    if version > layout.FORMAT_VERSION:
+        raise DamagedTrace(f"{path}: format is {str(version)[:40]}", expected=f"1 to {layout.NEWEST}")
+    if version > layout.NEWEST:
         raise UnsupportedFormat(
             f"{path}: trace of a newer format",
             found=f"format {version}",
-            expected=f"at most {layout.FORMAT_VERSION}",
+            expected=f"at most {layout.NEWEST}",
             remedy="read it with a newer tensortrace",
         )
 

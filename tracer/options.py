@@ -18,6 +18,8 @@ def resolve(
     kinds: str = "",
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    zoom: Iterable[str] = (),
+    zoom_steps: str = "",
     buffer: str = "1GiB",
     on_pressure: Pressure = "block",
     max_bytes: str | None = None,
@@ -41,7 +43,14 @@ def resolve(
         )  # fmt: skip
     return Settings(
         root=str(Path(output).absolute()),
-        promise=parse_promise(steps="" if dry_run else steps, kinds=kinds, include=include, exclude=exclude),
+        promise=parse_promise(
+            steps="" if dry_run else steps,
+            kinds=kinds,
+            include=include,
+            exclude=exclude,
+            zoom=zoom,
+            zoom_steps=zoom_steps,
+        ),
         buffer_bytes=buffer_bytes,
         on_pressure=on_pressure,
         max_bytes=None if max_bytes is None else parse_size(max_bytes, option="--max-bytes"),

@@ -298,7 +298,7 @@ class Recorder:
     def _manifest(self) -> RankManifest:
         with self._lock:
             return RankManifest(
-                format=layout.FORMAT_VERSION, rank=self._identity.rank,
+                format=layout.version_of(self._settings.promise), rank=self._identity.rank,
                 world_size=self._identity.world_size, attempt=self._identity.attempt,
                 pid=os.getpid(), host=socket.gethostname(), device=self._device, steps=self._steps,
                 boundaries=self._events, meshes=dict(self._meshes), promise=self._settings.promise,

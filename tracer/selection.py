@@ -25,6 +25,10 @@ class Selection:
         """Tell whether the boundary of this kind, canonical name and step was selected."""
         return self.wants_step(step) and self.wants_kind(kind) and self._name_is_wanted(name)
 
+    def wants_name(self, name: str) -> bool:
+        """Tell whether any boundary of this canonical name was selected."""
+        return self._name_is_wanted(name)
+
     def wants_step(self, step: int) -> bool:
         """Tell whether any boundary of this step was selected; ``init`` is step -1."""
         return not self._steps or any(first <= step <= last for first, last in self._steps)
@@ -35,25 +39,38 @@ class Selection:
 
 
 def parse_promise(
-    *, steps: str = "", kinds: str = "", include: Iterable[str] = (), exclude: Iterable[str] = ()
-) -> Promise:
-    """Return the promise that the command-line options state; raise BadRequest where one is malformed."""
+    *, steps: str = "", kinds: str = "", include: Iterable[str] = (), exclude: Iterable[str] = (),
+    zoom: Iterable[str] = (), zoom_steps: str = "",
+) -> Promise:  # fmt: skip
+    """Return the promise that the command-line options state; raise BadRequest where one is malformed.
+
+    Operations are many: without ``zoom_steps`` those of the first recorded step only are.
+    """
+    ranges, globs = parse_steps(steps) if steps else (), tuple(zoom)
+    if zoom_steps and not globs:
+        raise BadRequest("option --zoom-steps", expected="--zoom GLOB beside it")
+    if any(not glob for glob in globs):
+        raise BadRequest("option --zoom", found="''", expected="a glob on module names, such as 'blocks.1.*'")
+    first = max(ranges[0][0], 0) if ranges else 0
+    within = parse_steps(zoom_steps, option="--zoom-steps") if zoom_steps else ((first, first),)
     return Promise(
-        steps=parse_steps(steps) if steps else (),
+        steps=ranges,
+        zoom=globs,
+        zoom_steps=within if globs else (),
         kinds=parse_kinds(kinds) if kinds else (),
         include=tuple(include),
         exclude=tuple(exclude),
     )
 
 
-def parse_steps(text: str) -> tuple[tuple[int, int], ...]:
+def parse_steps(text: str, *, option: str = "--steps") -> tuple[tuple[int, int], ...]:
     """Return the ranges of ``0-3,100`` as inclusive pairs, sorted and merged.
 
     ``init`` is the state before the first step; a range that starts at 0 includes it, since no
     comparison from the start can do without.
     """
     ranges: list[tuple[int, int]] = []
-    for first, last in sorted(_parse_range(part.strip()) for part in text.split(",")):
+    for first, last in sorted(_parse_range(part.strip(), option) for part in text.split(",")):
         if ranges and first <= ranges[-1][1] + 1:
             ranges[-1] = (ranges[-1][0], max(last, ranges[-1][1]))
         else:
@@ -71,12 +88,12 @@ def parse_kinds(text: str) -> tuple[Kind, ...]:
     return tuple(kind for kind in Kind if kind.value in names)
 
 
-def _parse_range(part: str) -> tuple[int, int]:
+def _parse_range(part: str, option: str) -> tuple[int, int]:
     if part == "init":
         return INIT_STEP, INIT_STEP
     match = _RANGE.fullmatch(part)
     if match is None or int(match[2] or match[1]) < int(match[1]):
-        raise BadRequest("option --steps", found=repr(part), expected="steps such as init,0-3,100")
+        raise BadRequest(f"option {option}", found=repr(part), expected="steps such as init,0-3,100")
     first = int(match[1])
     return first or INIT_STEP, int(match[2] or match[1])
 

@@ -52,6 +52,8 @@ class Kind(StrEnum):
     BUFFER = "buffer"
     RNG = "rng"
     COLLECTIVE = "collective"
+    OPERATION = "operation"
+    OPERATION_GRAD = "operation_grad"
 
 
 LADDER: tuple[Kind, ...] = tuple(Kind)[: tuple(Kind).index(Kind.PARAM) + 1]
@@ -176,6 +178,7 @@ class Meta(Record, frozen=True):
     ranks: tuple[int, ...] = ()
     optimizer: str | None = None
     text: str | None = None
+    arguments: tuple[str, ...] = ()
 
 
 class Boundary(Record, frozen=True, kw_only=True):
@@ -225,7 +228,8 @@ class Promise(Record, frozen=True):
     """What the user selected, so that a reader can tell a deselected boundary from a lost one.
 
     ``steps`` are inclusive [first, last] ranges, empty for all; ``kinds`` empty for all; ``include`` and
-    ``exclude`` are globs on canonical names.
+    ``exclude`` are globs on canonical names. ``zoom`` are globs on the modules whose operations are recorded,
+    in the steps ``zoom_steps``.
     """
 
     steps: tuple[tuple[int, int], ...] = ()
@@ -233,6 +237,8 @@ class Promise(Record, frozen=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     level: str = "full"
+    zoom: tuple[str, ...] = ()
+    zoom_steps: tuple[tuple[int, int], ...] = ()
 
 
 class Environment(Record, frozen=True):

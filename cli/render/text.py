@@ -12,7 +12,7 @@ from tensortrace.cli.render.finding import POLICIES, SENTENCE, SHORT, first, onl
 from tensortrace.cli.render.numbers import counted, number
 from tensortrace.cli.render.page import Look, Page
 from tensortrace.cli.render.safe import safe
-from tensortrace.diff.result import Cause, Finding, Missing, Power, Result, Side
+from tensortrace.diff.result import Cause, Finding, Missing, Operation, Power, Result, Side
 
 Detail = Literal["quiet", "normal", "verbose"]
 
@@ -38,11 +38,13 @@ def render(result: Result, *, look: Look = _PLAIN, detail: Detail = "normal") ->
     limit = None if detail == "verbose" else ROWS
     if result.first_divergent:
         first(page, result.first_divergent, limit=limit, said=result.headline)
+    if result.operation:
+        _operation(page, result.operation, limit, said=result.headline)
     if result.causes:
         page.blank()
     for cause in result.causes:
         _cause(page, cause, limit, said=result.headline)
-    if result.first_divergent and not result.causes:
+    if result.first_divergent and not result.causes and not result.operation:
         page.blank()
         page.line(("cause:", "bold"), " unexplained: no known mistake accounts for the difference")
     if result.first_divergent:
@@ -103,6 +105,19 @@ def _cause(page: Page, cause: Cause, limit: int | None, *, said: str) -> None:
         indent=2,
     )
     page.bullets([safe(line, limit=SENTENCE) for line in cause.evidence], limit=limit)
+
+
+def _operation(page: Page, operation: Operation, limit: int | None, *, said: str) -> None:
+    text = " as the headline says" if operation.text in said else f" {safe(operation.text, limit=SENTENCE)}"
+    page.blank()
+    page.line(("first divergent operation:", "bold"), text)
+    inside = safe(operation.call_of, limit=SHORT)
+    again = f", call {operation.call}" if operation.call else ""
+    module = safe(operation.module, limit=SHORT)
+    page.line(f"in {module}; the operations of {inside}{again} were compared", indent=2)
+    if operation.judgement:
+        page.line(safe(operation.judgement.reason, limit=SENTENCE), indent=2)
+    page.bullets([safe(line, limit=SENTENCE) for line in operation.evidence], limit=limit)
 
 
 def _others(page: Page, result: Result, limit: int | None) -> None:

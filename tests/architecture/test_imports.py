@@ -20,7 +20,7 @@ LAYERS = """
   < tracer.options | tracer.claim | tracer.ring | tracer.progress | tracer.manifest_safetensors
   < tracer.placements
   < tracer.reader | tracer.writer | tracer.hooks
-  < tracer.staging | tracer.start
+  < tracer.staging | tracer.start | tracer.zoom
   < tracer.quota
   < tracer.recorder
   < tracer.faults | tracer.dry_run

@@ -1,6 +1,6 @@
 """Write the golden traces of a format version.
 
-``python -m tests.format.make_golden tests/format/golden/v1``, from the root of the repository. A golden
+``python -m tests.format.make_golden tests/format/golden/v2``, from the root of the repository. A golden
 trace is written once, when a format version is released, and never again: what it proves is that later
 readers still read it.
 """
@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tensortrace.tracer import writer as writer_module
 from tensortrace.tracer.codec_dtypes import DTYPES, dtype_of
-from tensortrace.tracer.types import Box, Kind, Mesh, Meta, Placement, Shard
+from tensortrace.tracer.types import Box, Kind, Mesh, Meta, Placement, Promise, Shard
 from tests.synthetic import Tensor, write_trace
 
 MESHES = {"dp_tp": Mesh(("dp", "tp"), (1, 2), (0, 1))}
@@ -62,9 +63,30 @@ def tensors(rank: int) -> list[Tensor]:
     return found
 
 
+def operations() -> list[Tensor]:
+    """Return what version 2 added: operations inside a module, and their gradients."""
+    own: dict[str, Any] = {"kind": Kind.OPERATION, "name": "blocks.1.attn"}
+    given = Meta(op="aten.mul.Tensor", source="attention.py:41", text="attend", module="blocks.1.attn")
+    made = msgspec.structs.replace(
+        given, arguments=("self=00000.mul.in.0 float32[2,3]", "other=0.125"), requires_grad=True
+    )
+    end = Meta(op="return", module="blocks.1.attn", arguments=("out=#0 float32[2,3]",))
+    x = np.arange(6, dtype="f4").reshape(2, 3)
+    return [
+        (own | {"slot": "00000.mul.in.0", "meta": given}, x),
+        (own | {"slot": "00000.mul.out", "meta": made, "producers": (0,)}, x / 8),
+        (own | {"slot": "00001.return.none", "meta": end, "producers": (1,)}, np.zeros(0, "f4")),
+        (own | {"kind": Kind.OPERATION_GRAD, "slot": "00000.mul.out"}, x + 1),
+    ]
+
+
 def main(root: Path) -> None:
-    """Write a finished trace of two ranks and, beside it, one as a killed rank leaves it."""
+    """Write the trace of a version: of 1 also one of two ranks as a killed rank leaves it."""
     writer_module.RESERVED_BYTES = 12 << 10
+    if root.name != "v1":
+        promise = Promise(zoom=("blocks.1.attn",), zoom_steps=((0, 0),))
+        write_trace(root / "finished", [operations()], promise=promise)
+        return
     write_trace(root / "finished", [tensors(0), tensors(1)], meshes=MESHES, absent={"clipped_grad": "none"})
     write_trace(root / "killed", [tensors(0)], finish=False)
     index = root / "killed" / "rank00000" / "index.jsonl.part"

@@ -70,3 +70,18 @@ def test_no_dtype_of_format_1_was_forgotten() -> None:
     opened = Trace.open(GOLDEN / "finished").ranks[0]
     assert {entry.dtype for entry in opened.entries[8:]} <= set(DTYPES)
     assert len({entry.dtype for entry in opened.entries[8:]}) == 21
+
+
+def test_operations_are_as_when_they_were_written() -> None:
+    root = GOLDEN.parent / "v2" / "finished"
+    assert list(check(root)) == []
+    trace = Trace.open(root)
+    [rank] = trace.ranks
+    given, made, end, gradient = rank.entries
+    assert rank.manifest is not None
+    assert (rank.manifest.format, rank.manifest.promise.zoom) == (2, ("blocks.1.attn",))
+    assert (made.kind, gradient.kind) == (Kind.OPERATION, Kind.OPERATION_GRAD)
+    assert made.slot == gradient.slot == "00000.mul.out"
+    assert made.meta.arguments == ("self=00000.mul.in.0 float32[2,3]", "other=0.125")
+    assert (end.slot, end.local_shape, end.producers) == ("00001.return.none", (0,), (made.event,))
+    np.testing.assert_array_equal(rank.read(made), rank.read(given) / 8)

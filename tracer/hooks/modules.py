@@ -52,11 +52,16 @@ class _Local(threading.local):
 
 
 class Modules:
-    """Watches module calls through ``nn.Module._call_impl``; one stack of calls per thread."""
+    """Watches module calls through ``nn.Module._call_impl``; one stack of calls per thread.
+
+    ``within``, where set, runs a call that is being watched: it is given the module, its frame, the function
+    to call, and what to call it with.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._local = _Local()
+        self.within: Callable[[nn.Module, Frame, Callable[..., Any], Any, Any], Any] | None = None
         self.grads = GradHooks(session)
         session.scope = self._scope
         self._places = Places()
@@ -77,7 +82,10 @@ class Modules:
             if frame is None:
                 return original_call(self, *args, **kwargs)
             try:
-                result = original_call(self, *args, **kwargs)
+                if modules.within is None:
+                    result = original_call(self, *args, **kwargs)
+                else:
+                    result = modules.within(self, frame, original_call, args, kwargs)
                 modules.leave(self, frame, args, kwargs, result)
             finally:
                 modules.unwind(frame)

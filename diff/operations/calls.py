@@ -1,0 +1,156 @@
+"""The recorded operations of module calls, read from a trace."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from tensortrace.diff.logical import RankSource
+from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.types import Entry, Kind
+
+_SLOT = re.compile(r"(\d{5,9})\.([^.]+)\.(.+)")
+_REFERENCE = re.compile(r"(#\d+[\w.]*|\d{5,9}\.[^\s\]]+|\?) ([a-z0-9_]+)\[([0-9,]{0,400})\]")
+RETURN = "return"
+MAX_OPERATIONS = 20_000
+"""Operations of one call that are looked at."""
+
+CallKey = tuple[int | None, str, int]
+"""Microbatch, module, call."""
+
+
+class Given(NamedTuple):
+    """A tensor that an operation was given: where its value is, and what it is."""
+
+    reference: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Operation:
+    """One operation of one rank's call.
+
+    ``outputs`` are keyed as arguments refer to them (``#12``, ``#12.0``), so are ``gradients``.
+    """
+
+    number: int
+    name: str
+    op: str = ""
+    source: str | None = None
+    function: str | None = None
+    module: str = ""
+    requires_grad: bool = False
+    grad_enabled: bool | None = None
+    arguments: tuple[str, ...] = ()
+    outputs: dict[str, Entry] = field(default_factory=dict)
+    gradients: dict[str, Entry] = field(default_factory=dict)
+
+    @cached_property
+    def given(self) -> tuple[Given, ...]:
+        """The tensors that the operation was given, in the order of its arguments."""
+        found = (match for text in self.arguments for match in _REFERENCE.finditer(text.partition("=")[2]))
+        return tuple(Given(m[1], m[2], tuple(int(n) for n in m[3].split(",") if n)) for m in found)
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """The arguments that aren't tensors, by name."""
+        pairs = (text.partition("=") for text in self.arguments)
+        return {name: value for name, _, value in pairs if not _REFERENCE.search(value)}
+
+    @property
+    def packet(self) -> str:
+        """The name without its overload, and without the mark of an operation in place."""
+        return ".".join(self.op.split(".")[:2]).removesuffix("_")
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of what it returned."""
+        return tuple(entry.dtype for entry in self.outputs.values())
+
+
+@dataclass
+class Call:
+    """A module call on one rank: its operations in order, and every tensor that they refer to."""
+
+    source: RankSource
+    operations: list[Operation]
+    tensors: dict[str, Entry]
+    gradients: dict[str, Entry]
+
+    @property
+    def rank(self) -> int:
+        """The global rank."""
+        return self.source.rank
+
+    @cached_property
+    def by_reference(self) -> dict[str, Operation]:
+        """The operation that made each tensor."""
+        return {reference: op for op in self.operations for reference in op.outputs}
+
+    @cached_property
+    def users(self) -> dict[str, list[Operation]]:
+        """The operations that each tensor was given to."""
+        found: dict[str, list[Operation]] = defaultdict(list)
+        for operation in self.operations:
+            for given in operation.given:
+                found[given.reference].append(operation)
+        return found
+
+
+def calls_of(trace: Trace, step: int) -> dict[CallKey, list[Call]]:
+    """Return the calls of a step that were looked into, each on every rank that recorded it."""
+    found: dict[CallKey, list[Call]] = defaultdict(list)
+    for rank in trace.ranks:
+        by_call: dict[CallKey, list[Entry]] = defaultdict(list)
+        for entry in rank.entries:
+            if (
+                entry.step == step
+                and entry.kind in (Kind.OPERATION, Kind.OPERATION_GRAD)
+                and not entry.recompute
+            ):
+                by_call[entry.microbatch, entry.name, entry.call].append(entry)
+        for key, entries in by_call.items():
+            found[key].append(_call(rank, entries))
+    return found
+
+
+def _call(source: RankSource, entries: Iterable[Entry]) -> Call:
+    operations: dict[int, Operation] = {}
+    tensors: dict[str, Entry] = {}
+    gradients: dict[str, Entry] = {}
+    for entry in entries:
+        match = _SLOT.fullmatch(entry.slot)
+        if match is None or int(match[1]) >= MAX_OPERATIONS:
+            continue
+        number, name, slot = int(match[1]), match[2], match[3]
+        operation = operations.setdefault(number, Operation(number, name))
+        if slot.startswith("in."):
+            tensors[entry.slot] = entry
+            continue
+        reference = f"#{number}{slot.removeprefix('out')}"
+        if entry.kind == Kind.OPERATION_GRAD:
+            gradients[reference] = operation.gradients[reference] = entry
+            continue
+        if slot != "none":
+            tensors[reference] = operation.outputs[reference] = entry
+        _describe(operation, entry)
+    ordered = [operations[number] for number in sorted(operations)]
+    return Call(source, _without_bookkeeping(ordered), tensors, gradients)
+
+
+def _describe(operation: Operation, entry: Entry) -> None:
+    meta = entry.meta
+    operation.op, operation.source, operation.function = meta.op or operation.name, meta.source, meta.text
+    operation.module, operation.arguments = meta.module or entry.name, meta.arguments
+    operation.requires_grad, operation.grad_enabled = bool(meta.requires_grad), meta.grad_enabled
+
+
+def _without_bookkeeping(operations: list[Operation]) -> list[Operation]:
+    """Leave out the ``detach`` by which autograd keeps a result: nothing is computed from it."""
+    used = {given.reference for operation in operations for given in operation.given}
+    return [op for op in operations if op.packet != "aten.detach" or any(ref in used for ref in op.outputs)]

@@ -1,0 +1,109 @@
+"""One run's ranks at one module call: reads what an operation was given, returned and got back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensortrace.diff.catalog import Catalog
+from tensortrace.diff.logical import Member, Unlabelled
+from tensortrace.diff.operations.calls import Call, Given, Operation
+from tensortrace.diff.operations.sequences import align
+from tensortrace.tracer.errors import TraceError
+from tensortrace.tracer.types import Kind
+
+MAX_BYTES = 1 << 30
+"""Tensors larger than this are not looked at."""
+
+
+class Unreadable(Exception):
+    """A tensor that not every rank recorded, or whose bytes are not there; the text says why."""
+
+
+class Side:
+    """A run's ranks at one module call. What an operation is, the first rank says; the others follow it."""
+
+    def __init__(self, catalog: Catalog, calls: Sequence[Call]) -> None:
+        self.base = calls[0]
+        self.ranks = tuple(call.rank for call in calls)
+        self._catalog = catalog
+        self._calls = calls
+        self._theirs = [_counterparts(self.base, call) for call in calls[1:]]
+
+    def outputs(self, operation: Operation, number: int) -> list[np.ndarray]:
+        """Return one result of an operation, of each rank or put together where its parts are declared."""
+        members = []
+        for call, own in self._each(operation):
+            entries = list(own.outputs.values())
+            if number >= len(entries):
+                raise Unreadable("not every rank recorded it")
+            members.append(Member(call.source, entries[number]))
+        return self._read(members)
+
+    def given(self, operation: Operation, number: int) -> list[np.ndarray]:
+        """Return one tensor that an operation was given, as ``outputs`` does."""
+        members = []
+        for call, own in self._each(operation):
+            reference = own.given[number].reference if number < len(own.given) else ""
+            if reference not in call.tensors:
+                raise Unreadable("its value was not recorded")
+            members.append(Member(call.source, call.tensors[reference]))
+        return self._read(members)
+
+    def gradients(self, operation: Operation, number: int) -> list[np.ndarray]:
+        """Return the gradient of one result of an operation, as ``outputs`` does."""
+        members = []
+        for call, own in self._each(operation):
+            references = list(own.outputs)
+            entry = own.gradients.get(references[number]) if number < len(references) else None
+            if entry is None:
+                raise Unreadable("no gradient was recorded on some rank")
+            members.append(Member(call.source, entry))
+        return self._read(members)
+
+    def maker(self, given: Given) -> Operation | None:
+        """Return the operation that made a tensor, None for what came from outside of the call."""
+        return self.base.by_reference.get(given.reference)
+
+    def _each(self, operation: Operation) -> list[tuple[Call, Operation]]:
+        found = [(self.base, operation)]
+        for call, theirs in zip(self._calls[1:], self._theirs, strict=True):
+            if operation.number not in theirs:
+                raise Unreadable("the ranks computed other operations")
+            found.append((call, theirs[operation.number]))
+        return found
+
+    def _read(self, members: list[Member]) -> list[np.ndarray]:
+        if any(not member.source.stored(member.entry) for member in members):
+            raise Unreadable("its bytes are not there")
+        if sum(_bytes(member) for member in members) > MAX_BYTES:
+            raise Unreadable(f"it has more than {MAX_BYTES >> 30} GiB")
+        try:
+            return [np.asarray(array) for member in self._together(members) for array in member]
+        except TraceError as error:
+            raise Unreadable(str(error)) from error
+
+    def _together(self, members: list[Member]) -> list[list[np.ndarray]]:
+        """Put declared parts together; what no layout is known of stays one tensor a rank."""
+        if not any(member.entry.shard for member in members):
+            return [[member.source.read(member.entry) for member in members]]
+        found: list[list[np.ndarray]] = []
+        for source, entry in self._catalog.together(Kind.ACTIVATION, members):
+            if isinstance(source, Unlabelled):
+                found.append([member.source.read(member.entry) for member in source.members])
+            else:
+                found.append([source.read(entry)])
+        return found
+
+
+def _counterparts(base: Call, call: Call) -> dict[int, Operation]:
+    pairs = align(base.operations, call.operations)
+    return {base.operations[i].number: call.operations[j] for i, j in pairs}
+
+
+def _bytes(member: Member) -> int:
+    size = 8
+    for count in member.entry.local_shape:
+        size *= count
+    return size
