@@ -11,6 +11,7 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, one_for_all, same_everywhere
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
+from tensortrace.diff.plan.backward import calls_of_pass, summed_over_passes
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.dispatched import by_dispatch
 from tensortrace.diff.plan.edges import SUMMED, Edges
@@ -50,6 +51,8 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
             continue
         if slot.kind == Kind.LOSS and slot.call and (slot.slot in SUMMED or cut_otherwise(slot, pair)):
             continue  # chunked losses are summed under call 0, and their labels are taken together
+        if 0 < calls_of_pass(slot, pair) <= slot.call:
+            continue  # added to the gradient of the first backward pass
         unused = _UNUSED if edges.unused(slot) else ""
         for microbatch, a, b in _groups(slot, pair):
             other = unused or _other_sums(slot, a, b)
@@ -228,10 +231,15 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
     if cut_otherwise(slot, pair):
         return lambda: labels_in_order(a, b)
     if slot.kind == Kind.ACTIVATION_GRAD:
-        return _or_dispatched(
-            lambda scale: by_rows(a, b, pairing, scale_b=scale, additive=True), slot, a, b, pair,
-            lambda: gradient_scale(pair),
-        )  # fmt: skip
+        calls = calls_of_pass(slot, pair)
+
+        def gradients(scale: Scale) -> Assembled:
+            def one(x: tuple[Item, ...], y: tuple[Item, ...]) -> Assembled:
+                return by_rows(x, y, pairing, scale_b=scale, additive=True)
+
+            return summed_over_passes(slot, a, b, pair, calls, one) if calls else one(a, b)
+
+        return _or_dispatched(gradients, slot, a, b, pair, lambda: gradient_scale(pair))
     return _or_dispatched(
         lambda _: by_rows(a, b, pairing, row_bound=slot.kind == Kind.LOSS), slot, a, b, pair, lambda: None
     )

@@ -86,3 +86,30 @@ def test_a_wrong_label_in_a_chunk_is_found(judge: Judge) -> None:
             return np.where(np.arange(len(value)) == 2, (value + 1) % 23, value) if first else value
 
     assert place(judge(Program(), Wrong())) == (1, 0, "loss", "cross_entropy", "target")
+
+
+class Twice(Program):
+    """Goes backward twice: a quarter of every gradient comes from the first pass."""
+
+    shares = (0.25, 0.75)
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        if at.kind is not Kind.ACTIVATION_GRAD:
+            return super()._put(at, value, **fields)
+        for call, part in enumerate(self.shares):
+            super()._put(at, np.float32(part) * value, **fields, call=call)
+        return value
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_of_several_backward_passes_add_up(judge: Judge, ranks: int) -> None:
+    assert judge(Program(), Twice(ranks=ranks)).verdict == "equivalent"
+    assert judge(Twice(ranks=ranks), Program()).verdict == "equivalent"
+    assert judge(Twice(ranks=ranks), Twice()).verdict == "equivalent"
+
+
+def test_a_backward_pass_that_adds_too_little_is_found(judge: Judge) -> None:
+    class Less(Twice):
+        shares = (0.25, 0.7)
+
+    assert place(judge(Program(), Less()))[2] == "activation_grad"

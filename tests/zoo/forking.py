@@ -17,7 +17,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import torch.distributed  # noqa: F401 - imported here once, and in no child again
+import torch._dynamo
+import torch.distributed.fsdp
+import torch.distributed.optim
+import torch.distributed.tensor.parallel  # noqa: F401 - all imported here once, and in no child again
 
 from tensortrace import tracer
 from tensortrace.cli.main import run as trace
