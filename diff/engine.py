@@ -17,6 +17,7 @@ from tensortrace.diff.excuses import excused
 from tensortrace.diff.execute import Execution
 from tensortrace.diff.expect.ledger import Ledger
 from tensortrace.diff.expect.rules import read_rules
+from tensortrace.diff.floors import Floor, floor_notes, floor_of
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPair, StepPlan
 from tensortrace.diff.plan.gradients import plan_gradients
@@ -74,12 +75,7 @@ def compare(
     with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b:
         trace_a, notes_a = laid_out(opened_a, options.layout_a)
         trace_b, notes_b = laid_out(opened_b, options.layout_b)
-        floors: dict[Node, tuple[float, ...]] = {}
-        for path in options.floor:
-            with Trace.open(Path(path)) as floor:
-                again, _ = laid_out(floor, options.layout_a)
-                for node, error in _measure_floor(trace_a, again, options).items():
-                    floors[node] = (*floors.get(node, ()), error)
+        floors = _floors(trace_a, options)
         execution = Execution(exact=options.policy == "exact", floors=floors, ledger=Ledger(rules))
         left, right = Catalog(trace_a), Catalog(trace_b)
         Catalog.tie(left, right)
@@ -89,6 +85,7 @@ def compare(
         notes += [*start_notes(trace_a, trace_b), *notes_a, *notes_b]
         notes += _precision_notes(trace_a, trace_b)
         notes += _execute(execution, left, right, alignment, options, progress)
+        notes += floor_notes(judgement for _, judgement in execution.judged)
         if not execution.compared and not execution.gaps and (options.kinds or options.include):
             raise BadRequest(
                 "nothing to compare", found="no boundary that both --kinds and --include select",
@@ -139,17 +136,22 @@ def _verify(*paths: Path) -> None:
 def options_text(options: CompareOptions) -> str:
     """Return the policy in words."""
     if options.floor:
-        return f"floor of {len(options.floor)} run(s), error model where the floor is zero"
+        return f"floor of {len(options.floor)} run(s), error model where the floor is zero, less, or too thin"
     return options.policy
 
 
-def _measure_floor(a: Trace, floor: Trace, options: CompareOptions) -> dict[Node, float]:
-    """Return the relative L2 error of identical code at each boundary."""
-    execution = Execution()
-    left, right = Catalog(a), Catalog(floor)
-    alignment = align_steps(left, right, None)
-    _execute(execution, left, right, alignment, options, None)
-    return {node: error.rel for node, error in execution.errors.items()}
+def _floors(a: Trace, options: CompareOptions) -> dict[Node, Floor]:
+    """Return what identical code differs by at each boundary, over all floor runs."""
+    found: dict[Node, list[tuple[float, float, float]]] = {}
+    for path in options.floor:
+        with Trace.open(Path(path)) as opened:
+            again, _ = laid_out(opened, options.layout_a)
+            execution = Execution()
+            left, right = Catalog(a), Catalog(again)
+            _execute(execution, left, right, align_steps(left, right, None), options, None)
+            for node, error in execution.errors.items():
+                found.setdefault(node, []).append((error.rel, error.peak, error.coherent))
+    return {node: floor for node, errors in found.items() if (floor := floor_of(errors))}
 
 
 def _execute(

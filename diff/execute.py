@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +12,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from tensortrace.diff.assemble import Assembled, NotComparable
-from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.catalog import Slot
 from tensortrace.diff.causality import Graph, Node
+from tensortrace.diff.coherence import measure_coherence
 from tensortrace.diff.compare import EPS, is_exact, measure_blocks, summed_error
 from tensortrace.diff.expect.ledger import Ledger, judge_declared
 from tensortrace.diff.expect.rules import Rule
-from tensortrace.diff.logical import Unplaceable, no_layout
+from tensortrace.diff.floors import Floor
+from tensortrace.diff.holders import compute_eps, disagree, holders, stored_eps, without_layout
+from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps
+from tensortrace.diff.plan.condition import Reach, centred
 from tensortrace.diff.replicas import odd_members, odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.scale import WEIGHT_TOLERANCE
@@ -28,7 +33,6 @@ from tensortrace.diff.tolerance import (
     Measured,
     inherited,
     judge_exact,
-    judge_floor,
     judge_model,
     judge_own,
     measure_peak,
@@ -57,7 +61,7 @@ UNSEEN_LATER = 0.01
 
 _INHERITED = "what it was computed from was not recorded: differences up to"
 
-FloorErrors = Mapping[Node, tuple[float, ...]]
+Floors = Mapping[Node, Floor]
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Execution:
     """
 
     exact: bool = False
-    floors: FloorErrors = field(default_factory=dict)
+    floors: Floors = field(default_factory=dict)
     graph: Graph = field(default_factory=Graph)
     errors: dict[Node, Error] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
@@ -110,6 +114,7 @@ class Execution:
     row_norms: dict[Node, float] = field(default_factory=dict)
     shapes: dict[Node, tuple[int, ...]] = field(default_factory=dict)
     gaps: list[tuple[Node, OneSided]] = field(default_factory=list)
+    centred: dict[Node, float] = field(default_factory=dict)
     states: dict[Slot, Node] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     apart: dict[Node, None] = field(default_factory=dict)
@@ -127,7 +132,7 @@ class Execution:
             self.graph.add(node, parents)
             work[node] = entry
         self.states.update({node.slot: node for node in work if node.slot.kind in _STATE})
-        eps = max(_compute_eps(pair.a), _compute_eps(pair.b))
+        eps = max(compute_eps(pair.a), compute_eps(pair.b))
         for node in self.graph.ordered(plan.step):
             if node in work and node not in self.errors:
                 if plan.shown(node.slot):
@@ -167,11 +172,11 @@ class Execution:
                 self.gaps.append((node, entry))
                 self._pass_on(node)
             return
-        if error := _without_layout(entry):
+        if error := without_layout(entry):
             self.not_comparable.append((node, str(error)))
             self._pass_on(node)
             return
-        if _disagree(entry.copies_b, entry.items_b) and not _disagree(entry.copies_a, entry.items_a):
+        if disagree(entry.copies_b, entry.items_b) and not disagree(entry.copies_a, entry.items_a):
             self._tell_disagreement(node, entry, pair)
             return
         if entry.same_bytes and entry.slot.kind in _BYTES_SUFFICE:
@@ -205,12 +210,13 @@ class Execution:
         """Let what a boundary that could not be judged was computed from speak for it to its children."""
         parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
         known = inherited(parents)
-        self.errors[node] = Error(known.rel, known.peak, diverges=any(p.diverges for p in parents))
+        diverges = any(p.diverges for p in parents)
+        self.errors[node] = Error(known.rel, known.peak, diverges=diverges, coherent=known.rel)
 
     def _tell_disagreement(self, node: Node, entry: Comparison, pair: StepPair) -> None:
         odd = odd_members(entry.items_b) or odd_ranks(entry.copies_b, like=entry.items_a)
         ranks = ", ".join(map(str, odd))
-        others = ", ".join(str(rank) for rank in _holders(entry) if rank not in odd)
+        others = ", ".join(str(rank) for rank in holders(entry) if rank not in odd)
         differs = f"differs from rank {others}" if others else "each hold another value"
         text = f"replicas disagree in b: rank {ranks} {differs}"
         judgement = judge_exact(Metrics(elements=0, equal=False, rel_l2=math.inf))
@@ -245,13 +251,12 @@ class Execution:
             same = all(np.array_equal(a, b) for a, b in loaded.blocks())
             metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
         terms = max(self._terms(node, entry, loaded.shape, pair), entry.terms)
-        peak = 0.0 if metrics.equal else measure_peak(loaded.blocks(), metrics, terms)
-        measured = Measured(metrics, peak, terms)
+        measured = self._measured(node, loaded, metrics, terms, max(eps, stored_eps(entry)))
         self._count(node, equal=metrics.equal)
         known = measured
         if entry.terms and metrics.norm_a and not metrics.equal:
             # what follows computes with the result, not with its terms
-            known = Measured(metrics, measure_peak(loaded.blocks(), metrics, 0.0), 0.0)
+            known = dataclasses.replace(measured, peak=measure_peak(loaded.blocks(), metrics, 0.0), terms=0.0)
         self._remember(node, known, loaded, lookup=loaded.exact)
         judgement, origin = self._judge(node, entry, measured, eps)
         if judgement.ratio > 1 and origin == "unknown" and entry.quiet and isinstance(loaded, Assembled):
@@ -261,16 +266,15 @@ class Execution:
             return
         error = self.errors[node]
         rel = math.inf if entry.exact else error.rel  # how far ids or settings are apart bounds nothing
-        self.errors[node] = Error(rel, error.peak, error.norm, diverges=True)
+        self.errors[node] = dataclasses.replace(error, rel=rel, diverges=True).as_factor()
         role = self._role(node, own=origin == "own")
         bounded = origin == "inputs" or self._bounded(node, eps)
         if role == "receiver" and origin != "inputs" and self._beyond(node, measured, eps):
             role = "further"
         text = _describe(metrics, judgement)
         if rule is not None:
-            declared = judge_declared(
-                rule, loaded, measured, eps, self._agreeing(node), noise=self._noise(node, entry)
-            )
+            agreeing = [e for e in self._inherits(node, measured.size) if not e.diverges]
+            declared = judge_declared(rule, loaded, measured, eps, agreeing, noise=self._noise(node, entry))
             role, judgement, text, rule = self.ledger.settle(rule, (role, judgement, text), declared)
         if role == "origin" and origin != "own" and self._may_be_inherited(node, entry, pair, measured, eps):
             self.errors[node] = error
@@ -305,6 +309,23 @@ class Execution:
         self.judged[-1] = (node, replace(self.judged[-1][1], power_coherent=most, power_incoherent=most))
         return True
 
+    def _measured(
+        self, node: Node, loaded: Assembled | Streamed, metrics: Metrics, terms: float, eps: float
+    ) -> Measured:
+        """Return everything that is measured of a pair; equal tensors need no second look."""
+        if metrics.equal:
+            return Measured(metrics, 0.0, terms)
+        peak = measure_peak(loaded.blocks(), metrics, terms)
+        coherence = measure_coherence(loaded.shape, loaded.blocks(), metrics.projection, eps)
+        return Measured(metrics, peak, terms, self._length(node), coherence)
+
+    def _length(self, node: Node) -> int:
+        """Return how many terms an element sums, as far as the shapes of what it was computed from tell."""
+        shapes = [self.shapes[p] for p in self.graph.parents(node) if p in self.shapes]
+        if node.slot.kind == Kind.LOCAL_GRAD:
+            return max((math.prod(shape[:-1]) for shape in shapes if shape), default=1)
+        return max((max(shape) for shape in shapes if shape), default=1)
+
     def _without_noise(
         self, node: Node, entry: Comparison, loaded: Assembled, eps: float
     ) -> Judgement | None:
@@ -313,8 +334,8 @@ class Execution:
         if quiet is None:
             return None
         metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=eps or EPS["float64"])
-        peak = 0.0 if metrics.equal else measure_peak(quiet.blocks(), metrics, 0.0)
-        judgement, _ = self._judge(node, entry, Measured(metrics, peak, 0.0), eps)
+        measured = self._measured(node, quiet, metrics, 0.0, eps)
+        judgement, _ = self._judge(node, entry, measured, eps)
         return judgement if judgement.ratio <= 1 else None
 
     def _remember(
@@ -324,7 +345,11 @@ class Execution:
         together = 0.0
         if node.slot.kind == Kind.ACTIVATION_GRAD and isinstance(loaded, Assembled) and not metrics.equal:
             together = summed_error(loaded.a, loaded.b) / measured.size if measured.size else 0.0
-        self.errors[node] = Error(measured.error, measured.peak, measured.size, together=together)
+        self.errors[node] = Error(
+            measured.error, measured.peak, measured.size, together=together, coherent=measured.coherent
+        )
+        if node.slot.kind == Kind.ACTIVATION and isinstance(loaded, Assembled):
+            self.centred[node] = centred(loaded.a)
         self.shapes[node] = shape
         rows = math.prod(shape[:-1]) if len(shape) > 1 else 1
         self.row_norms[node] = 1.0 if lookup else (metrics.norm_a or 0.0) / math.sqrt(max(rows, 1))
@@ -357,14 +382,12 @@ class Execution:
     ) -> tuple[Judgement, Literal["own", "inputs", "unknown"]]:
         """Return the judgement, and where the error comes from as far as a formula can tell."""
         derived = node.slot.slot == "weight"  # measured, so never equal in every bit
+        floor = self.floors.get(node)
         if entry.exact or not eps or (self.exact and not derived):
-            return judge_exact(measured.metrics), "unknown"
-        floors = self.floors.get(node, ())
-        parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
-        agreeing = self._agreeing(node)
-        if floors and max(floors) > 0:
-            return judge_floor(measured, floors, agreeing), "unknown"
-        plain = judge_model(measured, eps, agreeing, noise=self._noise(node, entry))
+            return judge_exact(measured.metrics, floor), "unknown"
+        parents = self._inherits(node, measured.size)
+        agreeing = [e for e in parents if not e.diverges]
+        plain = judge_model(measured, eps, agreeing, noise=self._noise(node, entry), floor=floor)
         sides = entry.own() if entry.own else None
         if sides is None:
             return plain, "unknown"
@@ -380,11 +403,21 @@ class Execution:
     def _origins(self) -> Iterable[Outcome]:
         return (o for o in self.outcomes if o.role != "receiver")
 
-    def _agreeing(self, node: Node) -> list[Error]:
-        """Return the errors of what a boundary was computed from and agrees."""
-        parents = (self.errors[p] for p in self.graph.parents(node) if p in self.errors)
-        found = [error for error in parents if not error.diverges]
-        return [error.of_sum() for error in found] if node.slot.kind == Kind.LOCAL_GRAD else found
+    def _inherits(self, node: Node, size: float) -> list[Error]:
+        """Return what a boundary of norm ``size`` inherits of each thing that it was computed from."""
+        known = [p for p in self.graph.parents(node) if p in self.errors]
+        outs = [p for p in (node, *known) if p.slot.kind == Kind.ACTIVATION and p.slot.slot[:3] == "out"]
+        result = self.shapes.get(outs[0], ()) if outs else ()
+        found = []
+        for parent in known:
+            error = self.errors[parent]
+            if node.slot.kind == Kind.LOCAL_GRAD:
+                error = error.of_sum()
+            if not error.diverges and error.rel:
+                reach = Reach(node, parent, result, self.shapes.get(parent, ()), size, error.norm)
+                error = error.times(reach.factor(self.centred.get(parent, 1.0)))
+            found.append(error)
+        return found
 
     def _noise(self, node: Node, entry: Comparison) -> float:
         """Return the relative error that a boundary may have beside round-off."""
@@ -399,7 +432,7 @@ class Execution:
 
     def _beyond(self, node: Node, measured: Measured, eps: float) -> bool:
         """Tell whether a divergence exceeds what its diverging inputs may be amplified to."""
-        parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
+        parents = self._inherits(node, measured.size)
         return self._bounded(node, eps) and judge_model(measured, eps, parents).ratio > 1
 
     def _role(self, node: Node, *, own: bool) -> str:
@@ -453,32 +486,6 @@ def _is_spread_over(parameter: tuple[int, ...], activation: tuple[int, ...]) -> 
         return False
     sizes = zip(reversed(parameter), reversed(activation), strict=False)
     return all(mine in (1, other) for mine, other in sizes)
-
-
-def _without_layout(entry: Comparison) -> Unplaceable | None:
-    """Return why a tensor cannot be compared whose copies are none: they differ and are of another shape."""
-    sides = ((entry.copies_a, entry.items_b), (entry.copies_b, entry.items_a))
-    for copies, others in sides:
-        shapes = {item.entry.local_shape for item in copies}
-        if others and others[0].entry.local_shape not in shapes and odd_ranks(copies):
-            return no_layout(sorted({rank for item in copies for rank in item.ranks}))
-    return None
-
-
-def _disagree(copies: Sequence[Item], items: Sequence[Item]) -> bool:
-    """Tell whether ranks that should hold the same tensor do not."""
-    return bool(odd_members(items) or odd_ranks(copies))
-
-
-def _holders(entry: Comparison) -> list[int]:
-    """Return the ranks of ``b`` that hold the tensor or a part of it."""
-    return sorted({rank for item in (*entry.items_b, *entry.copies_b) for rank in item.ranks})
-
-
-def _compute_eps(view: StepView) -> float:
-    """Return the spacing of the coarsest dtype in which the step's modules computed."""
-    found = (coarser_eps(items) for _, items in view.find(Kind.ACTIVATION, phase="train"))
-    return max(found, default=0.0)
 
 
 def _describe(metrics: Metrics, judgement: Judgement) -> str:

@@ -64,7 +64,9 @@ class Judgement(Outcome, frozen=True):
     """Which policy judged a boundary and why.
 
     ``ratio`` is error over allowed error (or over the measured floor). ``power_*`` is the smallest
-    relative error, coherent (one common factor) and incoherent, that would have been flagged.
+    relative error, coherent (one common factor) and incoherent, that would have been flagged; relative to
+    the tensor, or where it is ``cancelled``, no more than round-off of the terms summed, relative to these.
+    ``noise`` is the relative L2 error that was allowed, whichever test decided.
     """
 
     policy: Literal["floor", "error-model", "exact", "declared"]
@@ -75,6 +77,15 @@ class Judgement(Outcome, frozen=True):
     power_coherent: float | None = None
     power_incoherent: float | None = None
     floor_runs: int = 0
+    noise: float | None = None
+    cancelled: bool = False
+
+
+class Judged(Outcome, frozen=True):
+    """One boundary that was compared, and how it was judged."""
+
+    where: Where
+    judgement: Judgement
 
 
 class Along(Outcome, frozen=True):
@@ -220,7 +231,8 @@ class Power(Outcome, frozen=True):
     """What the comparison could see: the smallest relative error that would have been flagged.
 
     ``coherent`` (one common factor) and ``incoherent`` are those of ``weakest``, the compared boundary
-    where they are greatest; ``typical_*`` are medians over all boundaries judged by a tolerance.
+    where they are greatest; ``typical_*`` are medians over all boundaries judged by a tolerance, of which
+    ``cancelled`` are left out: they are no more than the round-off of terms that cancel.
     """
 
     coherent: float | None
@@ -228,6 +240,7 @@ class Power(Outcome, frozen=True):
     weakest: Where | None = None
     typical_coherent: float | None = None
     typical_incoherent: float | None = None
+    cancelled: int = 0
 
 
 class Side(Outcome, frozen=True):
@@ -244,7 +257,8 @@ class Side(Outcome, frozen=True):
 class Result(Outcome, frozen=True, kw_only=True):
     """The outcome of ``diff.compare``; true where the runs are equivalent, but for what was declared.
 
-    Steps are in ``a``'s numbering; the same step of ``b`` is ``step_offset`` less.
+    Steps are in ``a``'s numbering; the same step of ``b`` is ``step_offset`` less. ``boundaries`` are those
+    whose values were read, in the order in which they were judged, each with its power.
     """
 
     schema: str = SCHEMA
@@ -265,6 +279,7 @@ class Result(Outcome, frozen=True, kw_only=True):
     step_offset: int = 0
     declared: Declared | None = None
     operation: Operation | None = None
+    boundaries: tuple[Judged, ...] = ()
 
     def __bool__(self) -> bool:
         """Tell whether the runs are equivalent."""

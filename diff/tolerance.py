@@ -3,7 +3,8 @@
 The error model is absolute: round-off of the terms summed, c·eps·(magnitude of the terms), plus the
 inputs' own measured error times what an operation may amplify. Three tests, each with its own limit: the
 L2 error, the worst element (against the tensor's typical element, so that one wrong element among many is
-seen), and the projection ⟨a,b⟩/⟨a,a⟩ (a coherent factor far below the noise).
+seen), and the projection ⟨a,b⟩/⟨a,a⟩ (a coherent factor far below the noise). ``docs/judgement.md`` derives
+the constants; ``benchmarks/calibrate.py`` measures what correct runs need of them.
 """
 
 from __future__ import annotations
@@ -14,23 +15,48 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tensortrace.diff.coherence import NONE, Coherence
 from tensortrace.diff.compare import Sides, flat_chunks
+from tensortrace.diff.floors import Floor
 from tensortrace.diff.result import Judgement, Metrics
 
-OWN = 8.0
-"""Units of round-off that one operation may add in L2: products, a blocked sum, a few roundings."""
+OWN = 4.0
+"""Units of round-off that what lies between two boundaries may add in L2.
+
+One rounding to the nearest errs by 0.2 units in the mean square (1/√12 of a spacing, over the mantissa), two
+runs by 0.3: this is room for some 150 roundings in a row that have nothing to do with each other.
+"""
+
+SUMMED = 0.1
+"""Units of the accumulator's round-off, times √n, that a sum of n terms may add.
+
+Rounding errors of partial sums are random in sign (Higham & Mary 2019: √n in the place of n): a sum in one
+run of additions errs by 0.14 √n units, two runs by 0.2 √n; kernels keep 8 or more partial sums.
+"""
+
+ACCUMULATOR = 2.0**-23
+"""Narrower formats are summed in float32: a product of bfloat16 is rounded once, when it is stored."""
 
 PEAK = 8.0
 """The worst element may err this many times the L2 allowance: the tail of many independent roundings."""
 
 COHERENT = 4.0
-"""Units of round-off by which a correct run may be off by one common factor (order of scalings)."""
+"""Units of the accumulator's round-off by which a correct run may be off by one common factor: a factor that
+is applied to a whole tensor (the weight of a token, a mean over ranks) is rounded as a number."""
+
+ONE_WAY = 1.1
+"""Times the mean effect of rounding all elements in one direction, which a correct kernel may do."""
+
+_TESTS = ("relative L2 error", "worst element", "common factor")
 
 AMPLIFY = 4.0
 """An operation may amplify its inputs' relative error by this much (normalisation, softmax)."""
 
-FLOOR_RATIO = {1: 10.0, 2: 5.0}
-"""Error over floor that is still called noise, by number of floor runs; 3 for three and more."""
+PASSED_ON = 2.0
+"""An operation may amplify a common factor of its inputs by this much (a product of two, a square)."""
+
+SIGMAS = 5.0
+"""Standard errors that a projection may be off by chance."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +65,7 @@ class Error:
 
     ``together`` is the norm of the error summed over rows, relative to the same: no more than the L2 error
     where rows err by chance, up to √rows times that where an error of a parameter moves them all alike.
+    ``coherent`` is the common factor that the error is, with what it may be by chance.
     """
 
     rel: float = 0.0
@@ -46,19 +73,38 @@ class Error:
     norm: float = 0.0
     diverges: bool = False
     together: float = 0.0
+    coherent: float = 0.0
 
     def of_sum(self) -> Error:
         """Return what a sum over the rows inherits."""
         return replace(self, rel=max(self.rel, self.together))
 
+    def times(self, factor: float) -> Error:
+        """Return what is inherited through an operation that amplifies by so much."""
+        if factor == 1.0:
+            return self
+        return replace(
+            self, rel=self.rel * factor, peak=self.peak * factor, together=self.together * factor,
+            coherent=self.coherent * factor,
+        )  # fmt: skip
+
+    def as_factor(self) -> Error:
+        """Return what is inherited of an error of which all may be one common factor."""
+        return replace(self, coherent=max(self.coherent, self.rel))
+
 
 @dataclass(frozen=True)
 class Measured:
-    """One comparison's numbers: metrics, worst relative element, and the norm of the terms summed."""
+    """One comparison's numbers: metrics, worst relative element, the norm of the terms summed, their number.
+
+    ``coherence`` says what of the projection may be chance and rounding.
+    """
 
     metrics: Metrics
     peak: float
     terms: float
+    length: int = 1
+    coherence: Coherence = NONE
 
     @property
     def size(self) -> float:
@@ -70,6 +116,24 @@ class Measured:
         """L2 error relative to ``size``."""
         absolute = self.metrics.abs_l2 or 0.0
         return absolute / self.size if self.size else math.inf if absolute else 0.0
+
+    @property
+    def share(self) -> float:
+        """The norm of the result over that of the terms: below 1 where they cancel."""
+        return (self.metrics.norm_a or 0.0) / self.size if self.size else 1.0
+
+    @property
+    def factor(self) -> float:
+        """By how much b is a multiple of a, relative to ``size``; 0 where that is not known."""
+        projection = self.metrics.projection
+        return abs(projection - 1) * self.share if projection is not None else 0.0
+
+    @property
+    def coherent(self) -> float:
+        """What of the error may be one common factor: all of it where there is one number alone."""
+        if self.metrics.elements < 2:
+            return self.error
+        return min(self.factor + SIGMAS * self.coherence.spread * self.share, self.error)
 
 
 def measure_peak(blocks: Iterable[Sides], metrics: Metrics, terms: float) -> float:
@@ -103,29 +167,58 @@ def inherited(parents: Sequence[Error]) -> Error:
     """Combine the parents' errors: independent ones add in squares, the worst element is the worst."""
     rel = math.sqrt(sum(min(p.rel, 1e6) ** 2 for p in parents))
     peak = max((p.peak for p in parents), default=0.0)
-    return Error(rel, max(peak, rel))
+    coherent = math.sqrt(sum(min(p.coherent, 1e6) ** 2 for p in parents))
+    return Error(rel, max(peak, rel), coherent=coherent)
 
 
-def judge_model(found: Measured, eps: float, agreeing: Sequence[Error], *, noise: float = 0.0) -> Judgement:
-    """Judge by the error model; ``noise`` is an extra relative allowance (a measured factor's precision)."""
+def own_error(eps: float, length: int) -> float:
+    """Return the relative L2 error that a sum of ``length`` terms may add, in a format of spacing ``eps``."""
+    return OWN * eps + SUMMED * min(eps, ACCUMULATOR) * math.sqrt(length)
+
+
+def own_factor(eps: float, length: int, rounding: float) -> float:
+    """Return the common factor that it may add; ``rounding`` is the bound of rounding in one direction."""
+    return (COHERENT + SUMMED * math.sqrt(length)) * min(eps, ACCUMULATOR) + ONE_WAY * rounding
+
+
+def judge_model(
+    found: Measured,
+    eps: float,
+    agreeing: Sequence[Error],
+    *,
+    noise: float = 0.0,
+    floor: Floor | None = None,
+) -> Judgement:
+    """Judge by the error model, and where identical code differs by more than that by the floor.
+
+    ``noise`` is an extra relative allowance (a measured factor's precision). A floor never takes away from
+    what the error model allows: a few runs may by luck agree in a single number, and in all that it scales.
+    """
     metrics, base = found.metrics, inherited(agreeing)
-    size, error = found.size, found.error
-    allowed = OWN * eps + AMPLIFY * base.rel + noise
-    tests = [
-        ("relative L2 error", error, allowed),
-        ("worst element", found.peak, PEAK * (OWN * eps + noise) + 2 * AMPLIFY * base.peak),
-    ]
-    coherent = None
-    if metrics.projection is not None and metrics.projection_error is not None and metrics.elements > 1:
-        share = (metrics.norm_a or 0.0) / size if size else 1.0
-        limit = COHERENT * eps + AMPLIFY * base.rel + noise + 5 * metrics.projection_error * share
-        coherent = COHERENT * eps + AMPLIFY * base.rel
-        tests.append(("common factor", abs(metrics.projection - 1) * share, limit))
-    name, value, limit = max(tests, key=lambda t: _ratio(t[1], t[2]))
-    reason = f"{name} {value:.3g}, allowed {limit:.3g} (eps {eps:.2g}, inputs' own error {base.rel:.2g})"
+    own, error, share = own_error(eps, found.length), found.error, found.share
+    allowed = own + AMPLIFY * base.rel + noise
+    factor = own_factor(eps, found.length, found.coherence.rounding * share)
+    factor += PASSED_ON * base.coherent + noise + SIGMAS * found.coherence.spread * share
+    by_model = (allowed, PEAK * (own + noise) + 2 * AMPLIFY * base.peak, factor)
+    limits = floor.limits(metrics.elements) if floor else None
+    limits = tuple(map(max, by_model, limits)) if limits else by_model  # type: ignore[assignment]
+    assert limits is not None
+    tests = list(zip(_TESTS, (error, found.peak, found.factor), limits, strict=True))
+    several = metrics.projection is not None and metrics.elements > 1
+    name, value, limit = max(tests if several else tests[:2], key=lambda t: _ratio(t[1], t[2]))
+    of_floor = floor is not None and limit not in by_model
+    allowed, _, factor = limits
+    of_terms = allowed >= share  # the result is round-off of its terms: errors are stated relative to these
+    scale = 1.0 if of_terms else share
+    inputs = f"inputs' own error {base.rel:.2g}" + (f", terms cancel to {share:.2g}" if of_terms else "")
+    reason = f"{name} {value:.3g}, allowed {limit:.3g} (eps {eps:.2g}, {inputs})"
+    # what is off already by a factor may be of the other sign
+    coherent = min(factor + found.factor, allowed + error) / scale if several else None
     return Judgement(
-        policy="error-model", allowed=limit, error=value, ratio=_ratio(value, limit), reason=reason,
-        power_coherent=coherent, power_incoherent=allowed,
+        policy="floor" if of_floor else "error-model", allowed=limit, error=value, ratio=_ratio(value, limit),
+        reason=f"{reason}; {floor.said(error, metrics.elements)}" if floor else reason,
+        power_coherent=coherent, power_incoherent=allowed / scale, noise=allowed, cancelled=of_terms,
+        floor_runs=floor.runs if floor else 0,
     )  # fmt: skip
 
 
@@ -154,35 +247,19 @@ def judge_own(blocks: Callable[[], Iterable[Sides]], eps: float) -> Judgement:
     )  # fmt: skip
 
 
-def judge_exact(metrics: Metrics) -> Judgement:
-    """Judge equality: any difference diverges."""
+def judge_exact(metrics: Metrics, floor: Floor | None = None) -> Judgement:
+    """Judge equality: any difference diverges, unless identical code differs here as well."""
     error = 0.0 if metrics.equal else max(metrics.rel_l2 or 0.0, 5e-324)
+    if floor is not None and floor.rel and not metrics.equal:
+        reason = f"exact values, which differ between {floor.runs + 1} runs of identical code too"
+        return Judgement(
+            policy="floor", allowed=math.inf, error=error, ratio=0.0, reason=reason, floor_runs=floor.runs
+        )
     ratio = 0.0 if metrics.equal else math.inf
     reason = "compared exactly"
     return Judgement(
         policy="exact", allowed=0.0, error=error, ratio=ratio, reason=reason, power_incoherent=0.0
     )
-
-
-def judge_floor(found: Measured, floors: Sequence[float], agreeing: Sequence[Error]) -> Judgement:
-    """Judge by the ratio to the greatest error that identical code showed at this boundary.
-
-    A few runs may by luck agree in a single number, such as a norm, and in all that it scales: what the
-    boundary's agreeing inputs were measured to differ by in this comparison is allowed as well.
-    """
-    floor, runs = max(floors), len(floors)
-    factor = FLOOR_RATIO.get(runs, 3.0)
-    error = found.error
-    inputs = sum(min(e.rel, 1e6) for e in agreeing)  # noise of one run is not independent
-    allowed = max(factor * floor, inputs)
-    reason = (
-        f"{error / floor:.3g} times the floor of {runs} run(s), {factor:g} is still noise "
-        f"(inputs' own error {inputs:.2g})"
-    )
-    return Judgement(
-        policy="floor", allowed=allowed, error=error, ratio=_ratio(error, allowed), reason=reason,
-        power_incoherent=allowed, floor_runs=runs,
-    )  # fmt: skip
 
 
 def _ratio(error: float, allowed: float) -> float:

@@ -25,6 +25,7 @@ from tensortrace.diff.result import (
     Coverage,
     Declared,
     Finding,
+    Judged,
     Missing,
     Operation,
     Power,
@@ -86,6 +87,7 @@ def state_result(
         step_offset=offset,
         declared=declared,
         operation=operation,
+        boundaries=tuple(Judged(where(node), judgement) for node, judgement in execution.judged),
     )
 
 
@@ -233,7 +235,8 @@ def _to_look_inside(options: str | None) -> tuple[str, ...]:
 
 
 def _power(execution: Execution) -> Power | None:
-    judged = [(n, j) for n, j in execution.judged if j.power_incoherent]
+    by_tolerance = [(n, j) for n, j in execution.judged if j.power_incoherent]
+    judged = [(n, j) for n, j in by_tolerance if not j.cancelled]
     if not judged:
         return None
     node, weakest = max(judged, key=lambda e: e[1].power_incoherent or 0.0)
@@ -245,6 +248,7 @@ def _power(execution: Execution) -> Power | None:
         where(node),
         float(np.median(coherent)) if coherent else None,
         float(np.median(incoherent)),
+        len(by_tolerance) - len(judged),
     )
 
 

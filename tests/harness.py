@@ -130,6 +130,10 @@ def _typed(document: dict[str, object]) -> Result:
         declared["findings"] = [finding(fields) for fields in declared["findings"]]
     if document["first_divergent"] is not None:
         [document["first_divergent"]] = map(finding, msgspec.convert([document["first_divergent"]], findings))
+    document["boundaries"] = [
+        judged | {"judgement": _finite(judged["judgement"])}
+        for judged in msgspec.convert(document["boundaries"], findings)
+    ]
     document["causes"] = [_finite(cause) for cause in msgspec.convert(document["causes"], findings)]
     return msgspec.convert(document, Result)
 

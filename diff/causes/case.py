@@ -57,7 +57,9 @@ class Case:
     def floor(self) -> float:
         """The relative L2 error that the origin's judgement allows: a residual below it is explained."""
         judgement = self.origin.judgement
-        return max(judgement.allowed if judgement else 0.0, EXACT_FLOOR)
+        if judgement is None:
+            return EXACT_FLOOR
+        return max(judgement.allowed if judgement.noise is None else judgement.noise, EXACT_FLOOR)
 
     @cached_property
     def world_b(self) -> int:

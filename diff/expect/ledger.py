@@ -11,6 +11,7 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Slot
+from tensortrace.diff.coherence import measure_coherence
 from tensortrace.diff.compare import EPS, measure_blocks
 from tensortrace.diff.expect.rules import Rule
 from tensortrace.diff.plan.comparison import Comparison, OneSided
@@ -131,4 +132,7 @@ def _apart_from(factor: float, loaded: Assembled | Streamed, measured: Measured,
 
     terms = measured.terms * abs(factor)
     metrics: Metrics = measure_blocks(loaded.shape, blocks(), eps=eps or EPS["float64"])
-    return Measured(metrics, 0.0 if metrics.equal else measure_peak(blocks(), metrics, terms), terms)
+    if metrics.equal:
+        return Measured(metrics, 0.0, terms)
+    coherence = measure_coherence(loaded.shape, blocks(), metrics.projection, eps)
+    return Measured(metrics, measure_peak(blocks(), metrics, terms), terms, measured.length, coherence)

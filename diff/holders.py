@@ -1,0 +1,42 @@
+"""What the ranks hold of a planned comparison: copies that disagree, no known layout, stored precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensortrace.diff.catalog import Item, StepView
+from tensortrace.diff.logical import Unplaceable, no_layout
+from tensortrace.diff.plan.comparison import Comparison, coarser_eps
+from tensortrace.diff.replicas import odd_members, odd_ranks
+from tensortrace.tracer.types import Kind
+
+
+def stored_eps(entry: Comparison) -> float:
+    """Return the spacing in which a tensor was stored: its last rounding, whatever it was summed in."""
+    return 0.0 if entry.slot.slot == "weight" else coarser_eps((*entry.items_a, *entry.items_b))
+
+
+def without_layout(entry: Comparison) -> Unplaceable | None:
+    """Return why a tensor cannot be compared whose copies are none: they differ and are of another shape."""
+    sides = ((entry.copies_a, entry.items_b), (entry.copies_b, entry.items_a))
+    for copies, others in sides:
+        shapes = {item.entry.local_shape for item in copies}
+        if others and others[0].entry.local_shape not in shapes and odd_ranks(copies):
+            return no_layout(sorted({rank for item in copies for rank in item.ranks}))
+    return None
+
+
+def disagree(copies: Sequence[Item], items: Sequence[Item]) -> bool:
+    """Tell whether ranks that should hold the same tensor do not."""
+    return bool(odd_members(items) or odd_ranks(copies))
+
+
+def holders(entry: Comparison) -> list[int]:
+    """Return the ranks of ``b`` that hold the tensor or a part of it."""
+    return sorted({rank for item in (*entry.items_b, *entry.copies_b) for rank in item.ranks})
+
+
+def compute_eps(view: StepView) -> float:
+    """Return the spacing of the coarsest dtype in which the step's modules computed."""
+    found = (coarser_eps(items) for _, items in view.find(Kind.ACTIVATION, phase="train"))
+    return max(found, default=0.0)
