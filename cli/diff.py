@@ -24,6 +24,7 @@ TRACE = click.Path(path_type=Path)
 @click.option("--exact", is_flag=True, help="Demand bitwise equality.")
 @click.option("--kinds", default="", metavar="K,…", help="Compare only these kinds.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Compare only these names; repeatable.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave these names out; repeatable.")
 @click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that one may lack; repeatable.")
 @click.option("--align", metavar="b:N=a:M", help="Compare step N of b with step M of a, and so on.")
 @click.option("--expect", multiple=True, metavar="RULE|FILE", help="Differences that are meant; repeatable.")
@@ -36,8 +37,8 @@ TRACE = click.Path(path_type=Path)
 @click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
 def command(
     a: Path, b: Path, *, floor: tuple[Path, ...], exact: bool, kinds: str, include: tuple[str, ...],
-    allow_missing: tuple[str, ...], align: str | None, expect: tuple[str, ...], layout_a: Path | None,
-    layout_b: Path | None, verify: bool, json_path: str | None, force: bool,
+    exclude: tuple[str, ...], allow_missing: tuple[str, ...], align: str | None, expect: tuple[str, ...],
+    layout_a: Path | None, layout_b: Path | None, verify: bool, json_path: str | None, force: bool,
     detail: Detail | None,
 ) -> int:  # fmt: skip
     """Compare trace B with the reference A and name the first boundary where they part.
@@ -51,8 +52,8 @@ def command(
     refuse_existing(json_path, force=force)
     options = engine.CompareOptions(
         policy="exact" if exact else "error-model", floor=floor, allow_missing=allow_missing,
-        kinds=parse_kinds(kinds) if kinds else (), include=include, align=align, verify=verify,
-        layout_a=layout_a, layout_b=layout_b, expect=expect,
+        kinds=parse_kinds(kinds) if kinds else (), include=include, exclude=exclude, align=align,
+        verify=verify, layout_a=layout_a, layout_b=layout_b, expect=expect,
     )  # fmt: skip
     result = engine.compare(a, b, options=options, progress=_progress if sys.stderr.isatty() else None)
     _deliver(result, json_path, detail or "normal")

@@ -58,7 +58,7 @@ def align_steps(a: Catalog, b: Catalog, request: str | None) -> Alignment:
     if not a.steps or not b.steps:
         side = "a" if not a.steps else "b"
         raise BadRequest(f"trace {side} holds no step", remedy="record at least one training step")
-    offset, notes = (_requested(request, a, b), ()) if request else _Evidence(a, b).found()
+    offset, notes = (_requested(request, a, b), ()) if request is not None else _Evidence(a, b).found()
     steps = tuple(s for s in a.steps if s - offset in b.steps)
     if not steps:
         raise BadRequest(

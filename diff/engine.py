@@ -43,10 +43,10 @@ Progress = Callable[[int, int], None]
 class CompareOptions(Struct, frozen=True):
     """What to compare and how to judge it.
 
-    ``floor`` are traces of runs of a's own code. ``allow_missing``, ``include`` are globs on canonical
-    names; ``align`` is ``b:0=a:100``; ``verify`` reads every byte first, since equal digests need no reading.
-    ``layout_a`` (which is the floors' too) and ``layout_b`` are layout files, in the place of recorded ones.
-    ``expect`` are files of rules, or rules such as ``schedule * lr``, that declare differences.
+    ``floor`` are traces of runs of a's own code. ``allow_missing``, ``include``, ``exclude`` are globs on
+    canonical names; ``align`` is ``b:0=a:100``; ``verify`` reads every byte first, since equal digests need
+    no reading. ``layout_a`` (which is the floors' too) and ``layout_b`` are layout files, in the place of
+    recorded ones. ``expect`` declares differences: files of rules, or rules such as ``schedule * lr``.
     """
 
     policy: Literal["error-model", "exact"] = "error-model"
@@ -54,6 +54,7 @@ class CompareOptions(Struct, frozen=True):
     allow_missing: tuple[str, ...] = ()
     kinds: tuple[Kind, ...] = ()
     include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     align: str | None = None
     verify: bool = False
     layout_a: Path | None = None
@@ -86,11 +87,13 @@ def compare(
         notes += _precision_notes(trace_a, trace_b)
         notes += _execute(execution, left, right, alignment, options, progress)
         notes += floor_notes(judgement for _, judgement in execution.judged)
-        if not execution.compared and not execution.gaps and (options.kinds or options.include):
+        narrowed = options.kinds or options.include or options.exclude
+        if not execution.compared and not execution.gaps and narrowed:
             raise BadRequest(
-                "nothing to compare", found="no boundary that both --kinds and --include select",
+                "nothing to compare", found="no boundary that --kinds, --include and --exclude all select",
                 remedy="list the names with `trace show`",
             )  # fmt: skip
+        notes += _idle(options, {node.slot.name for node in execution.errors})
         return state_result(
             execution,
             left,
@@ -244,7 +247,8 @@ def _selected(plan: StepPlan, options: CompareOptions) -> StepPlan:
     def shown(slot: Slot) -> bool:
         if options.kinds and slot.kind not in options.kinds:
             return False
-        return not options.include or any(fnmatchcase(slot.name, glob) for glob in options.include)
+        included = not options.include or any(fnmatchcase(slot.name, glob) for glob in options.include)
+        return included and not any(fnmatchcase(slot.name, glob) for glob in options.exclude)
 
     return StepPlan(
         plan.step,
@@ -253,3 +257,18 @@ def _selected(plan: StepPlan, options: CompareOptions) -> StepPlan:
         plan.notes,
         shown,
     )
+
+
+def _idle(options: CompareOptions, names: set[str]) -> list[str]:
+    """Return a note for each glob that fits no name: a slip of the pen must not hide."""
+    told = (
+        ("--include", options.include),
+        ("--exclude", options.exclude),
+        ("--allow-missing", options.allow_missing),
+    )
+    return [
+        f"{option} {glob!r} fits no name of either run"
+        for option, globs in told
+        for glob in globs
+        if not any(fnmatchcase(name, glob) for name in names)
+    ]

@@ -146,9 +146,10 @@ class Execution:
         lengths = [len(found) for found in told]
         compared, equal = dict(self.compared), self.bitwise_equal
         self._execute(node, entry, pair, eps)
-        declared = any(outcome.role == "declared" for outcome in self.outcomes[lengths[0] :])
+        declared = [outcome for outcome in self.outcomes[lengths[0] :] if outcome.role == "declared"]
         for found, length in zip(told, lengths, strict=True):
             del found[length:]
+        self.outcomes += declared
         self.compared, self.bitwise_equal = compared, equal
         if self.errors[node].diverges and not declared and not self._follows(node):
             self.apart[node] = None
