@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tensortrace.diff.catalog import Item, Part
-from tensortrace.diff.rows import Extent, Pairing, Row
+from tensortrace.diff.pairing import Pairing
+from tensortrace.diff.rows import Extent, Row
 
 Label = Literal["rows", "positions", "flat", "grouped", "stacked", ""]
 """What a dimension of a row-aligned tensor is: samples, positions, both flattened, or neither.
@@ -194,7 +195,7 @@ def _stack_rows(
     if not pairs:
         raise NotComparable("no row of one run is a row of the other")
     if not {"positions", "flat"} & set(labels) and any(x.packed or y.packed for x, y in pairs):
-        raise NotComparable("it has one entry for a row in which several documents are packed")
+        pairs = _whole_rows(pairs)
     values_a = {part: item.read() for part, item in of_a.items()}
     values_b = {part: item.read() for part, item in of_b.items()}
     whole = labels.count("positions") + labels.count("flat") == 1 and scale_b is None
@@ -229,6 +230,21 @@ def _with_nothing(piece: np.ndarray, length: int) -> np.ndarray:
         return piece.astype(np.int64)
     missing = np.full((length - len(piece), *piece.shape[1:]), -1, dtype=np.int64)
     return np.concatenate([piece.astype(np.int64), missing])
+
+
+def _whole_rows(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
+    """Return each row once in which documents are packed, where both runs pack the same rows alike."""
+    found: dict[tuple[Part, int], list[tuple[Row, Row]]] = {}
+    for x, y in pairs:
+        found.setdefault((x.part, x.number), []).append((x, y))
+    others = {(y.part, y.number) for _, y in pairs}
+    alike = all(
+        len({(y.part, y.number) for _, y in row}) == 1 and all(x.start == y.start for x, y in row)
+        for row in found.values()
+    )
+    if not alike or len(others) != len(found):
+        raise NotComparable("it has one entry for a row in which several documents are packed")
+    return [row[0] for row in found.values()]
 
 
 def _distance(loaded: Assembled) -> float:

@@ -1,4 +1,4 @@
-"""Which samples each part of a run saw, and which sample of the other run each of them is.
+"""Which samples each part of a run saw.
 
 A row is identified by its content: the root module's inputs, cut to the row's valid positions. So rows
 meet whatever the sampler, the microbatch split or the world size.
@@ -6,16 +6,16 @@ meet whatever the sampler, the microbatch split or the world size.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
-from tensortrace.diff.documents import find_documents
+from tensortrace.diff.documents import Documents, find_documents
 from tensortrace.tracer.types import ROOT, Kind
 
 
@@ -69,26 +69,6 @@ class Batch:
     pad: int | None = None
 
 
-@dataclass(frozen=True)
-class Pairing:
-    """Rows of ``a`` with their counterparts in ``b``, in a's order.
-
-    ``by_order`` tells that rows which did not match by content were paired by order instead.
-    """
-
-    pairs: tuple[tuple[Row, Row], ...]
-    only_a: tuple[Row, ...] = ()
-    only_b: tuple[Row, ...] = ()
-    by_order: bool = False
-    extents_a: dict[Part, Extent] = field(default_factory=dict)
-    extents_b: dict[Part, Extent] = field(default_factory=dict)
-
-    def same_split(self) -> bool:
-        """Tell whether every pair lies in the same microbatch on both sides and none is left over."""
-        matched = all(x.part.number == y.part.number for x, y in self.pairs)
-        return matched and not self.only_a and not self.only_b
-
-
 def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
     """Return the rows of one step of both runs, read so that as many rows as can be are in both.
 
@@ -110,6 +90,7 @@ def _readings(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Bat
     """Yield the rows of both runs as they may be meant, the most literal reading first."""
     whole = read_batch(a, phase), read_batch(b, phase)
     yield whole
+    yield read_batch(a, phase, as_given=True), read_batch(b, phase, as_given=True)
     yield read_batch(a, phase, guess_padding=True), read_batch(b, phase, guess_padding=True)
     match whole[0].pad, whole[1].pad:
         case int(pad), None:
@@ -142,11 +123,12 @@ def read_batch(
     guess_padding: bool = False,
     time_major: bool = False,
     pad: int | None = None,
+    as_given: bool = False,
 ) -> Batch:
     """Return the rows of one step, in order of (microbatch, rank, index).
 
     Padding is what mask or loss ignore; with ``guess_padding`` also a token that rows end in repeatedly, with
-    ``pad`` that token, even where it is not ignored.
+    ``pad`` that token, even where it is not ignored. Rows ``as_given`` are neither cut nor divided.
     """
     inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
     digests: dict[tuple[Part, str], str] = {}
@@ -161,7 +143,7 @@ def read_batch(
     ignored = {part: _but_last_tokens(found, inputs[part]) for part, found in ignored.items()}
     forced = pad is not None
     notes: tuple[str, ...] = ()
-    if pad is None:
+    if pad is None and not as_given:
         pad, notes = _pad_value(inputs, ignored, guess=guess_padding)
     rows: list[Row] = []
     extents: dict[Part, Extent] = {}
@@ -169,9 +151,10 @@ def read_batch(
     for part in sorted(inputs, key=lambda p: (p.number, p.rank)):
         extents[part] = _extent(inputs[part])._replace(time_major=time_major)
         skipped = None if forced else ignored.get(part)
-        found = _rows_of_part(part, inputs[part], extents[part], skipped, pad)
+        documents = None if as_given else _documents(inputs[part])
+        found = _rows_of_part(part, inputs[part], extents[part], skipped, pad, documents)
         extents[part] = extents[part]._replace(packed=any(row.packed for row in found))
-        lengths |= {digests[part, name] for name in _lengths(inputs[part])}
+        lengths |= {digests[part, name] for name in _lengths(inputs[part], documents)}
         rows += found if part not in several else [row._replace(idle=False) for row in found]
     return Batch(tuple(rows), extents, notes, frozenset(lengths), pad)
 
@@ -187,10 +170,13 @@ def _as_row(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return rows if find_documents(rows, first) else tensors
 
 
-def _lengths(tensors: dict[str, np.ndarray]) -> list[str]:
-    """Return the names of inputs that are cumulative lengths of documents."""
+def _documents(tensors: dict[str, np.ndarray]) -> Documents | None:
     tokens = _tokens(tensors)
-    documents = None if tokens is None else find_documents(tensors, tokens)
+    return None if tokens is None else find_documents(tensors, tokens)
+
+
+def _lengths(tensors: dict[str, np.ndarray], documents: Documents | None) -> list[str]:
+    """Return the names of inputs that are cumulative lengths of documents."""
     return [name for name in documents.told_by if tensors[name].ndim == 1] if documents else []
 
 
@@ -227,7 +213,7 @@ def _given(view: StepView, phase: str) -> Iterator[tuple[Part, Slot, Item]]:
         if item.part is not None:
             by_part[item.part].append((slot, item))
     for part, given in by_part.items():
-        outside = [(slot, item) for slot, item in given if not _computed(view, part, item)]
+        outside = [(slot, item) for slot, item in given if not _computed(view, item)]
         before = [] if outside else _given_before(view, part, given)
         chosen = outside or before or given
         names = [slot.name for slot, _ in chosen]
@@ -235,11 +221,11 @@ def _given(view: StepView, phase: str) -> Iterator[tuple[Part, Slot, Item]]:
         yield from ((part, slot, item) for slot, item in chosen if slot.name == name)
 
 
-def _computed(view: StepView, part: Part, item: Item) -> bool:
-    """Tell whether an input came from anything but what this pass was given, as targets from tokens."""
+def _computed(view: StepView, item: Item) -> bool:
+    """Tell whether an input came from anything but what a pass was given, as targets from tokens."""
     for event in item.entry.producers:
-        slot, other = view.by_event.get((item.source.rank, event), (None, None))
-        if slot is None or other != part or not (slot.kind == Kind.INPUT or slot.slot.startswith("in.")):
+        slot, _ = view.by_event.get((item.source.rank, event), (None, None))
+        if slot is None or not (slot.kind == Kind.INPUT or slot.slot.startswith("in.")):
             return True
     return False
 
@@ -263,51 +249,6 @@ def _inputs(view: StepView, phase: str) -> list[tuple[Slot, tuple[Item, ...]]]:
         return found
     activations = view.find(Kind.ACTIVATION, phase=phase)
     return [(s, i) for s, i in activations if s.name == ROOT and s.slot.startswith("in.")]
-
-
-def pair(a: Batch, b: Batch) -> Pairing:
-    """Match rows by content as multisets; what is left over is paired by order if the counts agree.
-
-    Rows that take part in the objective meet first; idle ones that are left over are no difference.
-    """
-    waiting: dict[bytes, deque[Row]] = defaultdict(deque)
-    for row in sorted(b.rows, key=_is_idle):
-        waiting[row.digest].append(row)
-    pairs: list[tuple[Row, Row]] = []
-    left_a: list[Row] = []
-    for row in sorted(a.rows, key=_is_idle):
-        if waiting[row.digest]:
-            pairs.append((row, waiting[row.digest].popleft()))
-        elif not row.idle:
-            left_a.append(row)
-    used = {id(found) for _, found in pairs}
-    left_b = [row for row in b.rows if id(row) not in used and not row.idle]
-    order = {id(row): n for n, row in enumerate(a.rows)}
-    by_order = bool(left_a) and len(left_a) == len(left_b)
-    if by_order:
-        pairs += list(zip(left_a, left_b, strict=True))
-        left_a, left_b = [], []
-    pairs.sort(key=lambda p: order[id(p[0])])
-    return Pairing(tuple(pairs), tuple(left_a), tuple(left_b), by_order, a.extents, b.extents)
-
-
-def _is_idle(row: Row) -> bool:
-    return row.idle
-
-
-def duplicated_across_ranks(a: Batch, b: Batch) -> tuple[Row, ...]:
-    """Return rows of ``b`` that several ranks saw more often than ``a`` has them at all."""
-    often_a = Counter(row.digest for row in a.rows)
-    ranks_b: dict[bytes, set[int]] = defaultdict(set)
-    working = [row for row in b.rows if not row.idle]
-    often_b = Counter(row.digest for row in working)
-    for row in working:
-        ranks_b[row.digest].add(row.part.rank)
-    return tuple(
-        row
-        for row in working
-        if len(ranks_b[row.digest]) > 1 and often_b[row.digest] > often_a.get(row.digest, 0)
-    )
 
 
 def _extent(tensors: dict[str, np.ndarray]) -> Extent:
@@ -419,8 +360,9 @@ def _pad_value(
             continue
         if part in ignored:
             for row, skip in zip(tokens, ignored[part], strict=True):
-                counts.update(int(v) for v in row[len(row) - _run(skip[::-1]) :])
-                counts.update(int(v) for v in row[: _run(skip)])
+                for end, flags in ((row[::-1], skip[::-1]), (row, skip)):
+                    alike = _run(end[: _run(flags)] == end[0])  # a prompt is ignored too, and isn't padding
+                    counts.update({int(end[0]): alike} if alike else {})
         elif guess and tokens.shape[1] > 1:
             ends = tokens[tokens[:, -1] == tokens[:, -2]]
             counts.update(int(row[-1]) for row in ends)
@@ -443,9 +385,9 @@ def _rows_of_part(
     extent: Extent,
     ignored: np.ndarray | None,
     pad: int | None,
+    documents: Documents | None,
 ) -> list[Row]:
     tokens = _tokens(tensors)
-    documents = None if tokens is None else find_documents(tensors, tokens)
     if documents is not None:
         tensors = {name: value for name, value in tensors.items() if name not in documents.told_by}
     rows = []

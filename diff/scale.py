@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tensortrace.diff.catalog import Part, StepView
-from tensortrace.diff.rows import Extent, Pairing, Row
+from tensortrace.diff.pairing import Pairing
+from tensortrace.diff.rows import Extent, Row
 from tensortrace.diff.stream import Readable
 from tensortrace.tracer.types import Kind
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from tensortrace.diff.catalog import Slot, StepView
 from tensortrace.diff.causes.case import Case, Proposal, told
-from tensortrace.diff.rows import Row, duplicated_across_ranks, read_batch
+from tensortrace.diff.pairing import duplicated_across_ranks
+from tensortrace.diff.rows import Row, read_batch
 from tensortrace.tracer.types import Kind
 
 

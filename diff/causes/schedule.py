@@ -23,15 +23,12 @@ def position(case: Case) -> Sequence[Proposal]:
     left, right = (np.array(side, dtype=np.float64) for side in zip(*positions, strict=True))
     if np.array_equal(left, right):
         return ()
-    count = case.microbatches_b
-    # a is stepped once per window; stepped per microbatch, b moves on by the count each window
-    shift = float(right[0] - left[0] * count)
-    mistaken = left * count + shift
-    per_microbatch = count > 1 and 0 <= shift <= count and np.array_equal(mistaken, right)
-    if per_microbatch:
+    per_microbatch = _per_microbatch(case, left, right)
+    if per_microbatch is not None:
+        mistaken, words = per_microbatch
         text = f"the scheduler is stepped once per microbatch: {_pairs_text(left, right)}"
-        number = float((right[-1] - right[0]) / (left[-1] - left[0])) if len(left) > 1 else float(shift)
-        words = f"the number of microbatches in a window ({count})"
+        moved = float(left[-1] - left[0])
+        number = float((right[-1] - right[0]) / moved) if moved else float(right[0] - left[0])
         evidence = _lr_evidence(case)
         return (Proposal("schedule.position", text, [mistaken], [right], [left], number, words, evidence),)
     offset = float(right[0] - left[0])
@@ -41,6 +38,26 @@ def position(case: Case) -> Sequence[Proposal]:
             "schedule.position", text, [left + offset], [right], [left], offset, None, _lr_evidence(case)
         ),
     )
+
+
+def _per_microbatch(case: Case, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, str] | None:
+    """Return where b would stand if it moved on with each microbatch where a does once per window.
+
+    Windows may have different numbers of microbatches; b may move before the update of its window or after.
+    None where no such count explains it.
+    """
+    counts = [b.last_microbatch() + 1 for (_, b), p in zip(case.views(), _positions(case), strict=True) if p]
+    if max(counts, default=0) < 2:
+        return None
+    words = f"the number of microbatches in a window ({', '.join(map(str, dict.fromkeys(counts)))})"
+    moves = np.diff(left, prepend=left[:1])
+    for of_window in (np.array(counts), np.array([0, *counts[:-1]])):
+        passed = np.cumsum(moves * of_window)
+        shift = right[0] - passed[0] - left[0] * counts[0]
+        mistaken = left[0] * counts[0] + shift + passed
+        if 0 <= shift <= counts[0] and np.array_equal(mistaken, right):
+            return mistaken, words
+    return None
 
 
 def _positions(case: Case) -> list[tuple[float, float] | None]:

@@ -15,8 +15,9 @@ from tensortrace.diff.compare import EPS, Sides
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.handclip import clipped_by_hand
 from tensortrace.diff.overflow import both_skipped
+from tensortrace.diff.pairing import Pairing, pair
 from tensortrace.diff.plan.evaluations import further_evaluations
-from tensortrace.diff.rows import Batch, Pairing, pair, read_batches
+from tensortrace.diff.rows import Batch, read_batches
 from tensortrace.diff.scale import (
     Factors,
     RowScale,

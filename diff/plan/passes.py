@@ -11,6 +11,7 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, one_for_all, same_everywhere
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
+from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.backward import calls_of_pass, summed_over_passes
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.dispatched import by_dispatch
@@ -25,7 +26,7 @@ from tensortrace.diff.plan.precision import (
     terms_of_scores,
 )
 from tensortrace.diff.plan.weights import UNKNOWN_LOSS, has_unknown_loss
-from tensortrace.diff.rows import Pairing, Row
+from tensortrace.diff.rows import Row
 from tensortrace.diff.scale import projected
 from tensortrace.tracer.types import ROOT, STAGE, Kind
 

@@ -11,7 +11,8 @@ import pytest
 from tensortrace.diff.assemble import NotComparable, by_rows
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.engine import compare
-from tensortrace.diff.rows import pair, read_batch
+from tensortrace.diff.pairing import pair
+from tensortrace.diff.rows import read_batch
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Kind
 from tests.synthetic import write_trace

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tensortrace.diff.catalog import Catalog
-from tensortrace.diff.rows import Batch, duplicated_across_ranks, pair, read_batch, read_batches
+from tensortrace.diff.pairing import duplicated_across_ranks, pair
+from tensortrace.diff.rows import Batch, read_batch, read_batches
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Kind, Meta
 from tests.synthetic import write_trace

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tensortrace.diff.catalog import Part
-from tensortrace.diff.rows import Batch, Extent, Pairing, Row, pair
+from tensortrace.diff.pairing import Pairing, pair
+from tensortrace.diff.rows import Batch, Extent, Row
 from tensortrace.diff.scale import (
     Factors,
     TermWeights,
