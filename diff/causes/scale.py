@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,15 +50,33 @@ def _weights(case: Case) -> _Weights | None:
     return _Weights(np.concatenate(a), np.concatenate(b), parts, pair.terms[term][1].count)
 
 
-def token_ratio(case: Case) -> Sequence[Proposal]:
-    """Propose a mean of local means: a token weighs 1 / (parts × valid tokens of its own part)."""
+def token_ratio(case: Case) -> Iterator[Proposal]:
+    """Propose a mean of local means: a token weighs 1 / (parts × valid tokens of its own part).
+
+    A part is a microbatch of a rank, a rank's whole window, or a microbatch of all ranks.
+    """
     found = _weights(case)
     if found is None or any(not found.counts.get(part) for part in found.parts):
-        return ()
-    tokens = np.array([found.counts[part] for part in found.parts], dtype=np.float64)
+        return
+    groups: tuple[Callable[[Part], object], ...] = (
+        lambda part: part, lambda part: part.rank, lambda part: part.number
+    )  # fmt: skip
+    tried: list[np.ndarray] = []
+    for group in groups:
+        totals: dict[object, int] = {}
+        for part, count in found.counts.items():
+            totals[group(part)] = totals.get(group(part), 0) + count
+        tokens = np.array([totals[group(part)] for part in found.parts], dtype=np.float64)
+        if not any(np.array_equal(tokens, other) for other in tried):
+            tried.append(tokens)
+            yield from _of_groups(found, tokens)
+
+
+def _of_groups(found: _Weights, tokens: np.ndarray) -> Iterator[Proposal]:
+    """Propose that each token weighs one over the given number of valid tokens."""
     weighs = (found.a != 0) & (found.b != 0)
     if not weighs.any() or np.ptp(tokens[weighs]) == 0:
-        return ()
+        return
     shape = np.where(weighs, 1.0 / tokens, 0.0)
     mistaken = shape * float(np.median(found.b[weighs] / shape[weighs]))
     of_parts = {p: w for p, w, counted in zip(found.parts, found.b, weighs, strict=True) if counted}
@@ -68,7 +86,7 @@ def token_ratio(case: Case) -> Sequence[Proposal]:
     spread = float(found.b[weighs].max() / found.b[weighs].min())
     most, least, total = max(tokens[weighs]), min(tokens[weighs]), sum(found.counts.values())
     equals = f"{most:g}/{least:g}, the ratio of the parts' valid tokens (of {total} in all)"
-    return (Proposal("scale.token_ratio", text, [mistaken], [found.b], [found.a], spread, equals),)
+    yield Proposal("scale.token_ratio", text, [mistaken], [found.b], [found.a], spread, equals)
 
 
 def _weights_text(found: Mapping[Part, float], counts: Mapping[Part, int]) -> str:
