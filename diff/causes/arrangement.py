@@ -115,6 +115,12 @@ def _one_to_one(distances: np.ndarray) -> np.ndarray | None:
 
 def _kind_of(source: np.ndarray) -> tuple[str, str]:
     """Return the code and the word for an order: interleaved, shifted around, or else permuted."""
+    width = _width_of_blocks(source)
+    if width > 1:
+        code, how = _kind_of(source[::width] // width)
+        swapped = int(np.count_nonzero(source[::width] // width != np.arange(len(source) // width))) == 2
+        if code == "layout.interleave" and not swapped:  # two blocks that changed places are the simpler word
+            return code, f"{how} in blocks of {width}"
     count = len(source)
     for ways in range(2, count // 2 + 1):
         if count % ways:
@@ -131,6 +137,17 @@ def _kind_of(source: np.ndarray) -> tuple[str, str]:
         by = -shift if shift <= count // 2 else count - shift
         return "layout.shifted", f"shifted by {by:+d} around the end"
     return "layout.permuted_blocks", "permuted"
+
+
+def _width_of_blocks(source: np.ndarray) -> int:
+    """Return the greatest size of equal blocks that moved as wholes."""
+    count = len(source)
+    for width in range(count // 2, 1, -1):
+        if count % width == 0:
+            blocks = source.reshape(-1, width)
+            if not (blocks[:, 0] % width).any() and bool(np.all(np.diff(blocks, axis=1) == 1)):
+                return width
+    return 1
 
 
 def _moves(rows: np.ndarray, source: np.ndarray) -> str:

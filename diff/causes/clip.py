@@ -10,6 +10,7 @@ import numpy as np
 from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.gradients import CLIP, Gradients
+from tensortrace.diff.logical import Together
 from tensortrace.diff.plan.gradients import early_events, final_events
 from tensortrace.tracer.types import Kind
 
@@ -144,6 +145,17 @@ def total_norm(case: Case) -> Sequence[Proposal]:
                 tried=len(local),
             )
         )
+    held = _held_norms(case)
+    for rank, norm in held.items() if len(held) > 1 else ():
+        text = (
+            f"the total norm {b:.6g} is that of what rank {rank} holds of the gradients, not of all of them"
+        )
+        proposals.append(
+            Proposal(
+                "clip.local_norm", text, [np.array(norm)], [np.array(b)], [np.array(a)], norm,
+                f"the norm of rank {rank}'s shards", tried=len(held),
+            )
+        )  # fmt: skip
     return proposals
 
 
@@ -169,6 +181,23 @@ def before_unscale(case: Case) -> Sequence[Proposal]:
 def _loss_scales(view: StepView) -> list[float]:
     found = (i for slot, items in view.find(Kind.SCHEDULE) if slot.slot == "scale" for i in items)
     return sorted({float(item.read()) for item in found} - {1.0})
+
+
+def _held_norms(case: Case) -> dict[int, float]:
+    """Return the norm of what each rank of b holds of the gradients that were clipped."""
+    events = final_events(case.pair.b)
+    order = _scalar(events[-1].scalars.get("norm_type")) if events else 2.0
+    order = order if order > 0 else 2.0
+    norms: dict[int, list[float]] = {}
+    for name in case.pair.gradients_b.names:
+        for item in case.pair.gradients_b.before_clip_copies(name):
+            members = item.source.members if isinstance(item.source, Together) else ()
+            for member in members:
+                value = np.ravel(member.source.read(member.entry)).astype(np.float64)
+                norms.setdefault(member.rank, []).append(
+                    float(np.linalg.norm(value, order)) if value.size else 0.0
+                )
+    return {rank: float(np.linalg.norm(found, order)) for rank, found in sorted(norms.items())}
 
 
 def _local_norms(case: Case) -> dict[int, float]:

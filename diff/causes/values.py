@@ -124,6 +124,8 @@ def not_updated(case: Case) -> Sequence[Proposal]:
     slot = case.origin.node.slot
     if slot.kind not in (Kind.PARAM, Kind.OPTIMIZER_STATE) or case.origin.node.step == INIT_STEP:
         return ()
+    if slot.kind == Kind.PARAM and slot.slot == "start":
+        return _undone(case)
     kept = [(o, case.pair.before_b.items.get(o.node.slot)) for o in case.siblings if o.assembled is not None]
     found = [(o, replica(i).read()) for o, i in kept if i]
     stale = [(o, v) for o, v in found if o.assembled and np.array_equal(o.assembled.b, v)]
@@ -145,6 +147,22 @@ def not_updated(case: Case) -> Sequence[Proposal]:
             simplicity=1,
         ),
     )
+
+
+def _undone(case: Case) -> Sequence[Proposal]:
+    """Propose that something took an update back: a parameter is, bit by bit, what it was before it."""
+    slot, loaded = case.origin.node.slot, case.origin.assembled
+    model = slot._replace(slot="model")
+    if loaded is None:
+        return ()
+    views = (case.b.view(s) for s in sorted((*case.b.steps, INIT_STEP), reverse=True) if s < case.pair.b.step)
+    held = [replica(v.items[model]).read() for v in views if model in v.items][1:]  # what it became first
+    for value in held[:1]:
+        text = f"the last update of {slot.name} was taken back in b: it is, bit by bit, what it was before it"
+        if np.array_equal(value, loaded.b):
+            words = "the value of before the update"
+            return (Proposal("value.not_updated", text, [value], [loaded.b], [loaded.a], 0.0, words),)
+    return ()
 
 
 def _kept_param(case: Case, name: str) -> bool:

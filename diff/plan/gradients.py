@@ -90,14 +90,26 @@ def early_events(view: StepView) -> tuple[ClipEvent, ...]:
 
 
 def _plan_clip_events(pair: StepPair, plan: StepPlan) -> None:
+    uneven = any(len(set(_passes(view).values())) > 1 for view in (pair.a, pair.b))
     for early, events_a, events_b in (
         (True, early_events(pair.a), early_events(pair.b)),
         (False, final_events(pair.a), final_events(pair.b)),
     ):
+        if early and uneven:
+            continue  # where ranks count other numbers of passes, the end of one's window is amid another's
         for number in range(max(len(events_a), len(events_b))):
             a = events_a[number] if number < len(events_a) else None
             b = events_b[number] if number < len(events_b) else None
             _plan_event(a, b, number, plan, pair, early=early)
+
+
+def _passes(view: StepView) -> dict[int, int]:
+    """Return the number of training passes of each data cell."""
+    found: dict[int, int] = {}
+    for part in view.parts:
+        if part.phase == "train":
+            found[part.rank] = max(found.get(part.rank, 0), part.number + 1)
+    return found
 
 
 def _plan_event(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -280,3 +281,86 @@ def test_padding_that_counts_as_tokens(judge: Judge) -> None:
     assert codes(result)[0] == "mask.padding_leak"
     padding = sum(9 - len(d) + 1 for d in Program().documents(0))
     assert result.causes[0].number <= padding
+
+
+def test_heads_that_were_not_moved_in_rows_of_unequal_length(judge: Judge) -> None:
+    class Unmerged(Program):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            if (at.step, at.kind, at.name, at.slot) != (0, Kind.ACTIVATION, "hidden", "out"):
+                return value
+            rows, positions, _ = value.shape
+            return value.reshape(rows, positions, 3, 4).swapaxes(1, 2).reshape(value.shape)
+
+    result = judge(Program(ranks=2), Unmerged(ranks=2))
+    assert place(result)[2:] == ("activation", "hidden", "out")
+    assert codes(result) == ["layout.transposed"]
+    assert "3 heads" in result.causes[0].text
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_of_unequal_length_shifted_along_their_positions(judge: Judge, ranks: int) -> None:
+    def shifted(value: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros_like(value[:, :1]), value[:, :-1]], axis=1)
+
+    result = judge(Program(), tampering(Kind.ACTIVATION, "hidden", "out", shifted, step=0)(ranks=ranks))
+    assert codes(result) == ["layout.shifted"]
+    assert result.causes[0].number == 1
+
+
+def test_blocks_that_are_stored_head_by_head(judge: Judge) -> None:
+    order = [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11]  # three blocks of two parts, taken part by part
+    result = judge(Program(), arranged(order)())
+    assert codes(result)[0] == "layout.interleave"
+    assert "in blocks of 2" in result.causes[0].text
+
+
+def test_an_update_that_is_taken_back(judge: Judge) -> None:
+    class Undone(Program):
+        def initial_params(self, rank: int) -> Arrays:
+            self.old: dict[int, np.ndarray] = {}
+            return super().initial_params(rank)
+
+        def before_update(self, step: int, rank: int) -> None:
+            if step == 1:
+                self.old[rank] = self.params[rank]["hidden.weight"]
+
+        def _step(self, step: int) -> None:
+            for rank, old in self.old.items() if step == 2 else ():
+                self.params[rank]["hidden.weight"] = old
+                start = At(step, rank, None, Kind.PARAM, "hidden.weight", "start")
+                self._put(start, old, meta=Meta(requires_grad=True), shard="replicate")
+            super()._step(step)
+
+    result = judge(Program(), Undone())
+    assert place(result) == (2, None, "param", "hidden.weight", "start")
+    assert codes(result)[0] == "value.not_updated"
+    assert "taken back" in result.causes[0].text
+
+
+def test_a_rank_that_skips_an_update_and_clips_in_each_pass(judge: Judge) -> None:
+    class Skipping(Even):
+        """Rank 1 makes no update in step 0: its window goes on with the rows of step 1."""
+
+        def write(self, root: Path, **fields: Any) -> Path:
+            self.run()
+            late = [i for i, (f, _) in enumerate(self.records[1]) if f["step"] >= 0]
+            updated = (Kind.SCHEDULE, Kind.OPTIMIZER_STATE, Kind.PARAM)
+            records = []
+            for number, (found, value) in enumerate(self.records[1]):
+                fields_ = dict(found)
+                if number in late and found["step"] == 0 and found["kind"] in updated:
+                    fields_["kind"], fields_["name"] = Kind.RNG, f"gone.{number}"
+                elif number in late and found["step"] == 1:
+                    fields_["step"] = 0
+                    fields_["call"] += found["kind"] == Kind.CLIPPED_GRAD
+                    fields_["microbatch"] = None if found["microbatch"] is None else found["microbatch"] + 1
+                elif number in late and found["step"] > 1:
+                    fields_["step"] = found["step"] - 1
+                records.append((fields_, value))
+            self.records[1] = records
+            self.run = lambda: self.records  # type: ignore[method-assign]
+            return super().write(root, **fields)
+
+    result = judge(Even(steps=4), Skipping(steps=4, ranks=2))
+    assert place(result)[2:] == ("input", "(root)", "rows")
+    assert codes(result)[0] == "step.skipped_on_some_ranks"
