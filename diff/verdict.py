@@ -36,6 +36,7 @@ from tensortrace.diff.result import (
     Verdict,
     Where,
 )
+from tensortrace.diff.uncalled import uncalled
 from tensortrace.diff.unseen import Unseen, unseen
 from tensortrace.tracer.types import INIT_STEP, LADDER, Kind
 
@@ -59,6 +60,9 @@ def state_result(
     stopped = any(note.startswith("stopped") for note in notes)
     coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
     causes, failed = name_causes(origins[0], execution, a, b, offset) if origins else ((), ())
+    if origins and not causes and (call := uncalled(origins[0], execution, a, b)):
+        origins = [call, *origins]
+        causes, failed = name_causes(call, execution, a, b, offset)
     operation = first_operation(origins[0], execution, a, b, offset) if origins else None
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
     findings = tuple(_finding(o, "origin", execution) for o in origins[:MAX_ORIGINS])

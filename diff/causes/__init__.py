@@ -81,6 +81,7 @@ DETECTORS: tuple[Detector, ...] = (
     values.not_updated,
     scale.token_ratio,
     scale.common_factor,
+    scale.of_some_parts,
     schedule.position,
     schedule.hyperparameter,
     schedule.param_missing,
@@ -102,6 +103,7 @@ def name_causes(
     The verdict stands without a cause: a detector that fails is told, and costs its own proposals only.
     """
     siblings = tuple(o for o in execution.outcomes if _beside(o, origin))
+    siblings = siblings if any(o is origin for o in siblings) else (origin,)
     windows = Windows.of((origin, *siblings))  # what is too large to hold is looked at in one block
     seen = {id(o): windows.outcome(o) for o in (origin, *siblings)}
     case = Case(seen[id(origin)], tuple(seen[id(o)] for o in siblings), execution, a, b, offset)

@@ -125,6 +125,49 @@ def common_factor(case: Case) -> Iterable[Proposal]:
     return _readings(factor, text, left, right, case)
 
 
+def of_some_parts(case: Case) -> Iterator[Proposal]:
+    """Propose one factor over the tokens of some ranks or microbatches; all others weigh what they should."""
+    weights = case.pair.effective_weights
+    if case.origin.node.slot.slot != "weight" or weights is None:
+        return
+    a, b = weights
+    parts = [row.part for _, row in case.pair.pairing.pairs]
+    if len(parts) != len(a) or not a.all():
+        return
+    odd = ~np.isclose(b / a, 1.0, rtol=_NEAR, atol=0.0)
+    held = sorted({part for part, wrong in zip(parts, odd, strict=True) if wrong})
+    if (
+        not held
+        or odd.all()
+        or any(part in held for part, wrong in zip(parts, odd, strict=True) if not wrong)
+    ):
+        return
+    factor = float(np.median((b / a)[odd]))
+    text = (
+        f"the tokens of {_named(held, parts)} of b weigh {factor:.6g} times the reference, all others as much"
+    )
+    known = _quantities(case)
+    near = [k for k in known if math.isclose(factor, k[1], rel_tol=_NEAR) and k[1] != 1]
+    for code, value, words in near[:1]:
+        mistaken = np.where(odd, a * value, a)
+        yield Proposal(code, f"{text}: {words}", [mistaken], [b], [a], factor, words, tried=len(known))
+    mistaken = np.where(odd, a * factor, a)
+    yield Proposal("scale.other", text, [mistaken], [b], [a], factor, simplicity=2, fitted=1)
+
+
+def _named(held: Sequence[Part], parts: Sequence[Part]) -> str:
+    """Tell some parts by rank or by microbatch where that tells them apart from all others, else by both."""
+    others = set(parts) - set(held)
+    for what, numbers, rest in (
+        ("rank", {p.rank for p in held}, {p.rank for p in others}),
+        ("microbatch", {p.number for p in held}, {p.number for p in others}),
+    ):
+        if not numbers & rest:
+            return f"{what} {', '.join(map(str, sorted(numbers)))}"
+    shown = (f"rank {p.rank} microbatch {p.number}" for p in held[:4])
+    return ", ".join(shown) + (f" and {len(held) - 4} more parts" if len(held) > 4 else "")
+
+
 def _readings(
     factor: float, text: str, left: Sequence[np.ndarray], right: Sequence[np.ndarray], case: Case
 ) -> Iterator[Proposal]:

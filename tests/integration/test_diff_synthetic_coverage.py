@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tensortrace.tracer.types import Drops, Kind, Promise
@@ -172,3 +173,21 @@ def test_a_command_that_failed_is_no_complete_run(judge: Judge) -> None:
     assert [missing.reason for missing in result.coverage.missing] == [
         "the command of b ended with exit code 3"
     ]
+
+
+def test_a_module_that_one_run_does_not_call_is_where_what_follows_went_wrong(judge: Judge) -> None:
+    class NotCalled(Program):
+        """It does not call its activation function: the head is given the hidden layer's output."""
+
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "act", "in.0"):
+                self.given = value
+            return self.given if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "act", "out") else value
+
+        def keeps(self, at: At) -> bool:
+            return at.name != "act"
+
+    result = judge(Program(), NotCalled())
+    assert place(result) == (0, 0, "activation", "act", "in.0")
+    assert codes(result) == ["boundary.missing"]
+    assert "act is called only in a" in result.causes[0].text

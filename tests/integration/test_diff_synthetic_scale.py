@@ -339,3 +339,18 @@ def test_a_correct_program_with_two_clips_in_both_runs_has_no_cause(judge: Judge
             return True
 
     assert_equivalent(judge(Eager(accumulate=2), Eager(accumulate=2, order=5)))
+
+
+@pytest.mark.parametrize(("factor", "code"), [(0.5, "scale.world_size"), (1.3, "scale.other")])
+@pytest.mark.parametrize("reference", [1, 2])
+def test_tokens_that_weigh_wrong_on_one_rank(judge: Judge, factor: float, code: str, reference: int) -> None:
+    class OneRank(Program):
+        def token_weight(self, counts: dict[tuple[int, int], int], rank: int, microbatch: int) -> float:
+            right = super().token_weight(counts, rank, microbatch)
+            return right * factor if rank == 1 else right
+
+    result = judge(Program(ranks=reference), OneRank(ranks=2))
+    assert place(result) == (0, 0, "loss", "cross_entropy", "weight")
+    assert codes(result)[0] == code
+    assert result.causes[0].number == pytest.approx(factor, rel=1e-3)
+    assert "the tokens of rank 1 of b weigh" in result.causes[0].text
