@@ -8,9 +8,10 @@ from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.plan.comparison import OneSided
-from tensortrace.tracer.types import Kind
+from tensortrace.tracer.types import INIT_STEP, Kind
 
 _CALLS = frozenset({Kind.ACTIVATION, Kind.LOSS})
+_SHOWN = 4
 
 
 def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> Outcome | None:
@@ -21,8 +22,14 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
     first. None where there is no such call.
     """
     gaps = {node: entry for node, entry in execution.gaps if _counts(node, entry, a, b)}
+    if isinstance(origin.comparison, OneSided):
+        return _unknown_parameter(origin, gaps)
+    parents = set(execution.graph.parents(origin.node))
+    waiting = [p for p in parents if p in gaps]
+    if origin.node.slot.kind == Kind.ACTIVATION_GRAD:  # which a loss computes from what it was given
+        losses = (n for n in gaps if n.slot.kind == Kind.LOSS and n.microbatch == origin.node.microbatch)
+        waiting += [n for n in losses if parents.intersection(execution.graph.parents(n))]
     found: dict[Node, OneSided] = {}
-    waiting = [p for p in execution.graph.parents(origin.node) if p in gaps]
     while waiting:
         node = waiting.pop()
         if node not in found:
@@ -30,14 +37,31 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
             waiting += [p for p in execution.graph.parents(node) if p in gaps]
     if not found:
         return None
-    node = min(found, key=execution.graph.order_key)
-    entry = found[node]
-    side = entry.side
-    others = sum(n.slot.name == node.slot.name for n in found) - 1
-    entry = replace(entry, reason=f"{node.slot.name} is called only in {side}", diverges=True)
-    text = f"{entry.reason}, and what is computed from it differs"
-    text += f" ({others} more of its tensors)" if others else ""
-    return Outcome(node, entry, "origin", None, None, text, None, origin.pair)
+    first = min(found, key=execution.graph.order_key)
+    called = dict.fromkeys(
+        (n.slot.name, e.side) for n, e in sorted(found.items(), key=lambda f: f[0] != first)
+    )
+    reason = ", ".join(f"{name} is called only in {side}" for name, side in list(called)[:_SHOWN])
+    entry = replace(found[first], reason=reason, diverges=True)
+    text = f"{reason}, and what is computed from it differs"
+    return Outcome(first, entry, "origin", None, None, text, None, origin.pair)
+
+
+def _unknown_parameter(origin: Outcome, gaps: dict[Node, OneSided]) -> Outcome | None:
+    """Return the parameter with which only one run starts, where what only one run has is made of it."""
+    starts = {n: e for n, e in gaps.items() if n.step == INIT_STEP and n.slot.kind == Kind.PARAM}
+    node = next((n for n in starts if n.slot.name == origin.node.slot.name), None)
+    if node is None:
+        return None
+    entry = starts[node]
+    others = [n.slot.name for n, e in starts.items() if e.side != entry.side]
+    other = "b" if entry.side == "a" else "a"
+    reason = f"only {entry.side} has a parameter {node.slot.name}"
+    if others:
+        shown = ", ".join(others[:_SHOWN]) + (", …" if len(others) > _SHOWN else "")
+        reason += f", and only {other} has {shown}: if they are the same, rename them in a layout file"
+    entry = replace(entry, reason=reason, diverges=True)
+    return Outcome(node, entry, "origin", None, None, reason, None, origin.pair)
 
 
 def _counts(node: Node, entry: OneSided, a: Catalog, b: Catalog) -> bool:
@@ -45,9 +69,6 @@ def _counts(node: Node, entry: OneSided, a: Catalog, b: Catalog) -> bool:
     lacking = b if entry.side == "a" else a
     whole = not lacking.lossy and not lacking.cut_at(node.step)
     asked = entry.counts and not entry.diverges and entry.side != "both"
-    return (
-        asked
-        and whole
-        and node.slot.kind in _CALLS
-        and lacking.promised(node.slot.kind, node.slot.name, node.step)
-    )
+    kind, name = node.slot.kind, node.slot.name
+    wanted = kind in _CALLS or (kind == Kind.PARAM and node.step == INIT_STEP)
+    return asked and whole and wanted and lacking.promised(kind, name, node.step)

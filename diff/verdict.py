@@ -60,7 +60,8 @@ def state_result(
     stopped = any(note.startswith("stopped") for note in notes)
     coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
     causes, failed = name_causes(origins[0], execution, a, b, offset) if origins else ((), ())
-    if origins and not causes and (call := uncalled(origins[0], execution, a, b)):
+    told = all(cause.code == "boundary.missing" for cause in causes)
+    if origins and told and (call := uncalled(origins[0], execution, a, b)):
         origins = [call, *origins]
         causes, failed = name_causes(call, execution, a, b, offset)
     operation = first_operation(origins[0], execution, a, b, offset) if origins else None

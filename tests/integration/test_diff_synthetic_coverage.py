@@ -10,6 +10,7 @@ import pytest
 from tensortrace.tracer.types import Drops, Kind, Promise
 from tests.integration.judged import Judge, codes, lacking, origins, place
 from tests.simulated import At, Program
+from tests.synthetic import Tensor
 
 
 @pytest.mark.parametrize(
@@ -191,3 +192,42 @@ def test_a_module_that_one_run_does_not_call_is_where_what_follows_went_wrong(ju
     assert place(result) == (0, 0, "activation", "act", "in.0")
     assert codes(result) == ["boundary.missing"]
     assert "act is called only in a" in result.causes[0].text
+
+
+def test_parameters_under_another_name_are_told_where_the_runs_start(judge: Judge) -> None:
+    class Renamed(Program):
+        def run(self) -> list[list[Tensor]]:
+            records = super().run()
+            for rank in records:
+                for number, (fields, value) in enumerate(rank):
+                    if fields["name"] == "head.weight":
+                        rank[number] = (dict(fields) | {"name": "out_proj.weight"}, value)
+            return records
+
+    result = judge(Program(), Renamed())
+    assert place(result) == ("init", None, "param", "head.weight", "model")
+    assert codes(result) == ["boundary.missing"]
+    assert "only b has out_proj.weight: if they are the same, rename them" in result.headline
+
+
+def test_another_loss_function_is_told_at_the_loss(judge: Judge) -> None:
+    class Other(Program):
+        """Its loss function has another name and another gradient."""
+
+        def run(self) -> list[list[Tensor]]:
+            records = super().run()
+            for rank in records:
+                for number, (fields, value) in enumerate(rank):
+                    if fields["name"] == "cross_entropy":
+                        rank[number] = (dict(fields) | {"name": "focal_loss"}, value)
+            return records
+
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            if (at.kind, at.name, at.slot) == (Kind.ACTIVATION_GRAD, "(root)", "out"):
+                return np.asarray(value * (1 + np.abs(value)), value.dtype)
+            return value
+
+    result = judge(Program(), Other())
+    assert place(result)[:4] == (0, 0, "loss", "cross_entropy")
+    assert codes(result) == ["boundary.missing"]
+    assert "cross_entropy is called only in a, focal_loss is called only in b" in result.headline
