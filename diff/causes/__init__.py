@@ -47,6 +47,7 @@ DETECTORS: tuple[Detector, ...] = (
     padding.pooled,
     padding.attended,
     vocabulary.in_the_loss,
+    vocabulary.in_a_module,
     vocabulary.in_the_scores,
     vocabulary.trained,
     init.init_differs,
@@ -89,6 +90,7 @@ DETECTORS: tuple[Detector, ...] = (
     clip.skipped,
     clip.wrong_norm,
     clip.total_norm,
+    clip.own_part_by_hand,
     clip.before_unscale,
     boundary.missing,
 )

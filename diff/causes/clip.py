@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.causes.holders import added_by_rank, held_by_rank
 from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.logical import Together
 from tensortrace.diff.plan.gradients import early_events, final_events
@@ -159,6 +160,56 @@ def total_norm(case: Case) -> Sequence[Proposal]:
     return proposals
 
 
+def own_part_by_hand(case: Case) -> Iterator[Proposal]:
+    """Propose that code of the program's own clips each rank's part by the norm of that part alone.
+
+    No function is seen to clip: the greatest norm is that which a's gradients have after it.
+    """
+    slot = case.origin.node.slot
+    if slot.kind != Kind.CLIPPED_GRAD or slot.slot != "grad" or final_events(case.pair.b):
+        return
+    a, b = case.pair.gradients_a, case.pair.gradients_b
+    names = [n for n in b.names if a.consumed(n) and b.consumed(n)]
+    limit = math.sqrt(sum(float(np.sum(_consumed(a, n).astype(np.float64) ** 2)) for n in names))
+    before = {n: added_by_rank(b.rung_copies(Kind.REDUCED_GRAD, n) or b.local_items(n)) for n in names}
+    after = {n: added_by_rank(b.consumed_copies(n)) for n in names}
+    for name, found in before.items():  # of equal copies one stands for all
+        copy = next(iter(found.values()), None)
+        found |= {r: copy for r in after[name] if r not in found and copy is not None}
+    norms: dict[int, float] = {}
+    for found in before.values():
+        for rank, value in found.items():
+            norms[rank] = math.hypot(norms.get(rank, 0.0), float(np.linalg.norm(np.ravel(value))))
+    if len(norms) < 2 or any(before[n].keys() != after[n].keys() for n in names):
+        return
+    held = [(n, rank) for n in names for rank in before[n]]
+    mistaken = [before[n][rank] * min(1.0, limit / (norms[rank] + 1e-6)) for n, rank in held]
+    whole = math.sqrt(sum(float(np.sum(_whole(b, n) ** 2)) for n in names))
+    right = [before[n][rank] * min(1.0, limit / (whole + 1e-6)) for n, rank in held]
+    odd = min(norms, key=lambda rank: norms[rank])
+    text = (
+        f"each rank of b clips what it holds by the norm of that alone: {norms[odd]:.6g} on rank {odd}, "
+        f"of all gradients {whole:.6g}"
+    )
+    items = [item for n in names for item in b.consumed_copies(n)]
+    yield Proposal(
+        "clip.local_norm", text, mistaken, [after[n][rank] for n, rank in held], right, norms[odd],
+        f"the norm of rank {odd}'s part", simplicity=-1, floor=max(case.gradient_floor(items), 1e-5),
+    )  # fmt: skip
+
+
+def _consumed(gradients: Gradients, name: str) -> np.ndarray:
+    found = gradients.consumed(name)
+    assert found is not None  # asked before
+    return found.read()
+
+
+def _whole(gradients: Gradients, name: str) -> np.ndarray:
+    """Return a gradient before it is clipped, whole."""
+    reduced = gradients.rung(Kind.REDUCED_GRAD, name)
+    return np.asarray(reduced.read() if reduced else sum(gradients.local(name).values()), np.float64)
+
+
 def before_unscale(case: Case) -> Sequence[Proposal]:
     """Propose that gradients were clipped while they still carried the loss scale."""
     slot = case.origin.node.slot
@@ -191,12 +242,9 @@ def _held_norms(case: Case) -> dict[int, float]:
     norms: dict[int, list[float]] = {}
     for name in case.pair.gradients_b.names:
         for item in case.pair.gradients_b.before_clip_copies(name):
-            members = item.source.members if isinstance(item.source, Together) else ()
-            for member in members:
-                value = np.ravel(member.source.read(member.entry)).astype(np.float64)
-                norms.setdefault(member.rank, []).append(
-                    float(np.linalg.norm(value, order)) if value.size else 0.0
-                )
+            for rank, part in held_by_rank(item).items() if isinstance(item.source, Together) else ():
+                value = np.ravel(part).astype(np.float64)
+                norms.setdefault(rank, []).append(float(np.linalg.norm(value, order)) if value.size else 0.0)
     return {rank: float(np.linalg.norm(found, order)) for rank, found in sorted(norms.items())}
 
 

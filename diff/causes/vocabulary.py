@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.logical import Source, Together
@@ -21,6 +22,8 @@ _OF_PARAMETERS = frozenset(
     {Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD, Kind.PARAM}
 )
 _MOST = 1 << 24
+_MOST_COUNTS = 512
+"""How many sizes of the vocabulary are tried where nothing tells it."""
 
 
 def in_the_loss(case: Case) -> Iterator[Proposal]:
@@ -72,9 +75,7 @@ class _Scores:
 
     def log_sum(self, count: int) -> float:
         """Return the logarithms of the softmax's denominators over the first scores, added up."""
-        scores = self.scores[:, :count]
-        top = scores.max(axis=1, keepdims=True, initial=-np.inf)
-        return float(np.sum(top[:, 0] + np.log(np.sum(np.exp(scores - top), axis=1))))
+        return float(np.sum(_log_sums(self.scores[:, :count])))
 
 
 def _scored(case: Case) -> list[tuple[Part, Item]]:
@@ -107,6 +108,55 @@ def _whole(item: Item) -> np.ndarray | None:
 def _recorded(source: Source, entry: Entry) -> np.ndarray:
     """Return what a rank recorded, where a layout file describes it as less than that."""
     return source.read_recorded(entry) if isinstance(source, RelaidRank) else source.read(entry)
+
+
+def in_a_module(case: Case) -> Iterator[Proposal]:
+    """Propose that a module of b which returns a loss for each token takes padded scores into its softmax."""
+    slot, loaded = case.origin.node.slot, case.origin.assembled
+    if slot.kind != Kind.ACTIVATION or not slot.slot.startswith("out") or loaded is None or not loaded.owners:
+        return
+    for given in case.pair.b.named(Kind.ACTIVATION, slot.name):
+        if not given.slot.startswith("in") or given.call != slot.call:
+            continue
+        rows = _rows_of_scores(given, loaded, case)
+        if rows is None or rows[0].shape[0] != loaded.b.size:
+            continue
+        scores, kept = rows
+        width = scores.shape[-1]
+        named = _greatest_token(case.pair.b)
+        counts = [kept] if kept < width else range(named + 1, width) if named >= 0 else []
+        if len(counts) > _MOST_COUNTS:
+            continue
+        for count in counts:
+            extra = (_log_sums(scores) - _log_sums(scores[:, :count])).reshape(loaded.b.shape)
+            text = (
+                f"the softmax in {slot.name} goes over all {width} scores of b, "
+                f"of which the last {width - count} are padding of the vocabulary"
+            )
+            yield Proposal(
+                CODE, text, [loaded.a + extra], [loaded.b], [loaded.a], float(width - count),
+                "padded vocabulary entries", simplicity=-1, tried=len(counts),
+            )  # fmt: skip
+
+
+def _rows_of_scores(given: Slot, loaded: Assembled, case: Case) -> tuple[np.ndarray, int] | None:
+    """Return b's scores [tokens, width] in the order of an origin's rows, and how many of them are real."""
+    found: list[np.ndarray] = []
+    kept = 0
+    for owner, length in zip(loaded.owners, loaded.lengths, strict=True):
+        item = next((i for i in case.pair.b.items[given] if i.part == owner.part), None)
+        raw = _whole(item) if item is not None and len(item.entry.local_shape) == 3 else None
+        if item is None or raw is None or raw.size > _MOST or raw.dtype.kind != "f":
+            return None
+        kept = item.entry.local_shape[-1]
+        found.append(raw[owner.number, owner.start : owner.start + length].astype(np.float64))
+    return np.concatenate(found), kept
+
+
+def _log_sums(scores: np.ndarray) -> np.ndarray:
+    """Return the logarithm of the softmax's denominator of each token."""
+    top = scores.max(axis=1, keepdims=True, initial=-np.inf)
+    return np.asarray(top[:, 0] + np.log(np.sum(np.exp(scores - top), axis=1)))
 
 
 def in_the_scores(case: Case) -> Iterator[Proposal]:
