@@ -219,7 +219,7 @@ def _known_arithmetic(
     users = [user for _, user in edges.consumers.get((microbatch, scores), {})]
     if not users or any(user.kind != Kind.LOSS for user in users):
         return 0.0, 0.0, 0.0
-    eps, terms = eps_of_scores(users, items, pair), terms_of_scores(users, microbatch, pair)
+    eps, terms = eps_of_scores(users, items, pair), terms_of_scores(users, microbatch, scores, pair)
     return eps, terms, 2 * size_of_scores(users, scores, pair)  # errors of the target's score and of others
 
 

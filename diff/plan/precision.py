@@ -8,12 +8,16 @@ them rounded once to their dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.plan.comparison import StepPair, coarser_eps
+from tensortrace.diff.scale import TokenWeights
 from tensortrace.diff.tolerance import OWN
 from tensortrace.tracer.types import OF_RECORDED, Kind, Stats
+
+_OF_PROBABILITIES = frozenset({"cross_entropy", "kl_div"})
+"""Losses that subtract logarithms of probabilities."""
 
 _OF_VALUE = ("sum", "count", "value")
 
@@ -41,33 +45,56 @@ def eps_of_scores(users: Iterable[Slot], items: Sequence[Item], pair: StepPair) 
     return max(coarser_eps(values), coarser_eps(items) / OWN)
 
 
-def terms_of_scores(users: Iterable[Slot], microbatch: int | None, pair: StepPair) -> float:
-    """Return the norm of the terms of the gradient that a cross entropy gives to its scores, in ``a``.
+def terms_of_scores(users: Iterable[Slot], microbatch: int | None, scores: Slot, pair: StepPair) -> float:
+    """Return the norm of the terms of the gradient that losses of probabilities give to scores, in ``a``.
 
     Of each token it is the weight times (softmax − target): where a model has learnt, the two cancel, and the
     round-off is that of numbers near 1. 0 where the gradient is not of that form.
     """
-    if {slot.name for slot in users} != {"cross_entropy"}:
+    names = {slot.name for slot in users}
+    if not names or not names <= _OF_PROBABILITIES:
         return 0.0
-    weights = pair.weights_a
     square = 0.0
-    for part, weight in weights.weight.items():
-        if weight and microbatch in (None, pair.group(part)):
-            square += weight * weight * weights.count.get(part, 0)
+    for name, weights in _weights(names, pair):
+        for part, weight in weights.weight.items():
+            if weight and microbatch in (None, pair.group(part)):
+                square += weight * weight * _rows(name, weights.count.get(part, 0), [scores], pair)
     return math.sqrt(square) if math.isfinite(square) else 0.0
 
 
-def terms_of_loss(slot: Slot, microbatch: int | None, scores: Iterable[Slot], pair: StepPair) -> float:
-    """Return the sum of the terms of a cross entropy's sum in ``a``: the greatest score, for each token.
+def terms_of_loss(slot: Slot, microbatch: int | None, scores: Sequence[Slot], pair: StepPair) -> float:
+    """Return the sum of the terms of a loss of probabilities in ``a``: the greatest score, for each token.
 
-    A loss is the logarithm of a sum less the score of the target. Where a model has learnt, the two cancel.
+    A loss is the logarithm of a sum less the score of the target, or less that of another distribution. Where
+    a model has learnt, the two cancel.
     """
-    if (slot.name, slot.slot) != ("cross_entropy", "sum"):
+    if slot.name not in _OF_PROBABILITIES or slot.slot != "sum":
         return 0.0
-    counts = pair.weights_a.count.items()
+    found_weights = [weights for _, weights in _weights({slot.name}, pair)]
+    counts = (c for weights in found_weights for c in weights.count.items())
     count = sum(number for part, number in counts if microbatch in (None, pair.group(part)))
     found = [stats for stats in _stats(scores, pair) if stats.minimum is not None]
-    return count * max((max(-(s.minimum or 0.0), s.maximum or 0.0) for s in found), default=0.0)
+    greatest = max((max(-(s.minimum or 0.0), s.maximum or 0.0) for s in found), default=0.0)
+    if slot.name == "kl_div":  # its other distribution's logarithms too, and both have the log of a sum
+        greatest = 2 * (greatest + math.log(max(_classes(scores, pair), 1)))
+    return _rows(slot.name, count, scores, pair) * greatest
+
+
+def _weights(names: Collection[str], pair: StepPair) -> Iterator[tuple[str, TokenWeights]]:
+    """Yield what tokens weigh in each term that is one of the losses; in all together where they are one."""
+    if not pair.terms:
+        yield from ((name, pair.weights_a) for name in names)
+    yield from ((name, weights) for (name, _), (weights, _) in pair.terms.items() if name in names)
+
+
+def _rows(name: str, count: int, scores: Sequence[Slot], pair: StepPair) -> float:
+    """Return how many distributions a loss compared; a divergence counts each class of each."""
+    return count / max(_classes(scores, pair), 1) if name == "kl_div" else count
+
+
+def _classes(scores: Sequence[Slot], pair: StepPair) -> int:
+    shapes = [item.entry.local_shape for slot in scores for item in pair.a.items.get(slot, ())]
+    return max((shape[-1] for shape in shapes if shape), default=1)
 
 
 def size_of_scores(users: Iterable[Slot], scores: Slot, pair: StepPair) -> float:
@@ -75,7 +102,8 @@ def size_of_scores(users: Iterable[Slot], scores: Slot, pair: StepPair) -> float
 
     What an exponential makes of its argument errs, relatively, by what the argument errs by absolutely.
     """
-    if {slot.name for slot in users} != {"cross_entropy"}:
+    names = {slot.name for slot in users}
+    if not names or not names <= _OF_PROBABILITIES:
         return 0.0
     found = [stats for stats in _stats([scores], pair) if stats.finite and stats.l2 is not None]
     square, count = sum((s.l2 or 0.0) ** 2 for s in found), sum(s.finite for s in found)
