@@ -48,8 +48,9 @@ BUGS = [
     bug(
         "clipped-before-reducing",
         "each rank clips its own gradient, and then they are averaged",
-        # the order of clip and reduction is another; what the clip sees is the rank's own gradient
-        "ladder.order", lambda since: At(0, "clipped_grad", "(clip)", "total_norm"),
+        # the order of clip and reduction is another; on the ladder the reduction comes first, and what it
+        # leaves is of gradients that each rank has scaled by a norm of its own
+        "ladder.order", lambda since: At(0, "reduced_grad", "*", "grad"),
         ranks=2, a=2, common="--by-hand",
     ),
 ]  # fmt: skip
