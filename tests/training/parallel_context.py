@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from parallel_model import Decoder, masked_mix
 from parallel_parts import Layout
-from parallel_rows import Batch
+from parallel_rows import IGNORE, Batch
 from torch import Tensor
 
 
@@ -127,7 +127,10 @@ class CP(Layout):
         parts = 2 * self.world
         batch = batch.padded(-(-batch.tokens.shape[1] // parts) * parts)
         own = self.own(batch.tokens.shape[1])
-        return Batch(batch.tokens[:, own], batch.targets[:, own])
+        targets = batch.targets[:, own]
+        if self.plant == "labels-shifted-on-each-rank":
+            targets = torch.nn.functional.pad(targets[:, :-1], (0, 1), value=IGNORE)
+        return Batch(batch.tokens[:, own], targets)
 
     def summed(self, loss: Tensor) -> float:
         loss = loss.double()
@@ -137,6 +140,8 @@ class CP(Layout):
     def reduce(self) -> None:
         for parameter in self.parameters():
             dist.all_reduce(parameter.grad)
+            if self.plant == "averaged-over-positions":
+                parameter.grad /= self.world
 
 
 class CPZigzag(CP):

@@ -61,8 +61,12 @@ class EP(Layout):
         return [p for name, p in self.model.named_parameters() if ".experts." not in name]
 
     def reduce(self) -> None:
-        for parameter in self.shared():
-            dist.all_reduce(parameter.grad)
+        for name, parameter in self.model.named_parameters():
+            if ".experts." in name:
+                if self.plant == "experts-divided" and parameter.grad is not None:
+                    parameter.grad /= self.world
+            elif not (self.plant == "router-not-reduced" and "router" in name):
+                dist.all_reduce(parameter.grad)
 
     def clip(self, max_norm: float) -> None:
         shared = {id(p) for p in self.shared()} if self.rank else set()

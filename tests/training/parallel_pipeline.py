@@ -83,6 +83,8 @@ class PP(Layout):
 
     def backward(self, batch: Batch, total: int) -> Tensor:
         self.objective = self.factor / total * (self.microbatches if self.divides else 1)
+        if self.plant == "divided-by-microbatches":
+            self.objective /= self.microbatches
         losses: list[Tensor] = []
         given = (batch.tokens,) if self.is_first else ()
         scale = self.settings.scaler.scale(torch.ones(()))  # of which every rank needs one

@@ -96,4 +96,55 @@ BUGS = [
         "batch.coupled", At(0, "activation", "batch_norm.norm", "out"),
         plant="", spread="--layout ddp", model="--batch-norm",
     ),
+    bug(
+        "cp-labels-at-the-ends",
+        "context parallel ranks that shift the labels of their own part: the last of each part is lost",
+        # tokens are right; the labels are what the loss is given
+        "input.different", At(0, "loss", "cross_entropy", "target"),
+        plant="labels-shifted-on-each-rank", spread="--layout cp", layout="cp.toml",
+    ),
+    bug(
+        "cp-averaged",
+        "context parallel gradients averaged, where each rank's is a part of the sum over positions",
+        # one rank reduces nothing: gradients meet before they are clipped
+        "scale.world_size", At(0, "clipped_grad", "*", "before"),
+        plant="averaged-over-positions", spread="--layout cp-zigzag", layout="cp-zigzag.toml",
+    ),
+    bug(
+        "cp-kv-gradients",
+        "keys and values that were gathered get the gradient of the rank's own queries alone",
+        "reduction.missing", At(0, "activation_grad", "layers.1.attention.kv", "out"),
+        plant="kv-grads-not-summed", spread="--layout cp", layout="cp.toml",
+    ),
+    bug(
+        "ep-experts-divided",
+        "gradients of experts are divided by the ranks, though each expert is on one rank alone",
+        "scale.world_size", At(0, "clipped_grad", "layers.*.mlp.experts.*", "before"),
+        plant="experts-divided", spread="--layout ep", model="--experts", layout="ep.toml",
+    ),
+    bug(
+        "ep-router",
+        "the router's gradient is not summed over the ranks that read rows of their own",
+        "reduction.missing", At(0, "clipped_grad", "layers.*.mlp.router.weight", "before"),
+        plant="router-not-reduced", spread="--layout ep", model="--experts", layout="ep.toml",
+    ),
+    bug(
+        "pp-divided-again",
+        "an interleaved pipeline whose objective is divided by the number of microbatches, and the loss was, too",
+        "scale.accumulation", At(0, "clipped_grad", "*", "before"),
+        plant="divided-by-microbatches", spread="--layout pp-interleaved", model="--depth 5",
+    ),
+    bug(
+        "tp-key-value-rows",
+        "key and value rows of a fused weight are loaded in the other order on each rank",
+        # for each head 2 blocks that change places, within what the ranks hold
+        "layout.permuted_blocks", At("init", "param", "layers.1.attention.kv.weight", "model"),
+        plant="kv-blocks-swapped", spread="--layout tp",
+    ),
+    bug(
+        "fsdp-tp-key-value-rows",
+        "the same under two ranks of tensor and two of data parallelism",
+        "layout.permuted_blocks", At("init", "param", "layers.1.attention.kv.weight", "model"),
+        plant="kv-blocks-swapped", spread="--layout fsdp2-tp", ranks=4,
+    ),
 ]  # fmt: skip
