@@ -106,14 +106,15 @@ BUGS = [
     bug(
         "cp-averaged",
         "context parallel gradients averaged, where each rank's is a part of the sum over positions",
-        # one rank reduces nothing: gradients meet before they are clipped
-        "scale.world_size", At(0, "clipped_grad", "*", "before"),
+        # one rank reduces nothing: what b's reduction leaves meets the gradient itself
+        "scale.world_size", At(0, "reduced_grad", "*", "grad"),
         plant="averaged-over-positions", spread="--layout cp-zigzag", layout="cp-zigzag.toml",
     ),
     bug(
         "cp-kv-gradients",
         "keys and values that were gathered get the gradient of the rank's own queries alone",
-        "reduction.missing", At(0, "activation_grad", "layers.1.attention.kv", "out"),
+        # what other ranks' queries give is in neither trace, so that no hypothesis can be tested
+        "unexplained", At(0, "activation_grad", "layers.1.attention.kv", "out"),
         plant="kv-grads-not-summed", spread="--layout cp", layout="cp.toml",
     ),
     bug(
@@ -130,7 +131,7 @@ BUGS = [
     ),
     bug(
         "pp-divided-again",
-        "an interleaved pipeline whose objective is divided by the number of microbatches, and the loss was, too",
+        "an interleaved pipeline whose objective is divided by the microbatches twice",
         "scale.accumulation", At(0, "clipped_grad", "*", "before"),
         plant="divided-by-microbatches", spread="--layout pp-interleaved", model="--depth 5",
     ),
