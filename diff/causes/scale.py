@@ -207,6 +207,14 @@ def _quantities(case: Case) -> list[tuple[str, float, str]]:
         ):
             known.append((code, float(count), f"{words} ({count})"))
             known.append((code, 1 / count if count else 0.0, f"1 / {words} (1/{count})"))
+    for side, world, catalog in (("b", sides[0][1], case.b), ("a", sides[1][1], case.a)):
+        ranks = len(catalog.ranks)
+        for count, words in (
+            (ranks // max(world, 1), f"the ranks of {side} that share rows"),
+            (ranks, f"the ranks of {side}"),
+        ):
+            known.append(("scale.world_size", float(count), f"{words} ({count})"))
+            known.append(("scale.world_size", 1 / count if count else 0.0, f"1 / {words} (1/{count})"))
     for side, weights, batch in (
         ("b", case.pair.weights_b, case.pair.batch_b), ("a", case.pair.weights_a, case.pair.batch_a),
     ):  # fmt: skip
