@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
 from tensortrace.diff.execute import Execution, Outcome
-from tensortrace.diff.gradients import CLIP
 from tensortrace.diff.plan.samples import ROWS
 from tensortrace.tracer.selection import Selection
 from tensortrace.tracer.types import INIT_STEP, LADDER, ROOT, Kind, Promise
@@ -155,10 +156,17 @@ def _of_names(node: Node, execution: Execution, a: Catalog, b: Catalog) -> Itera
         near = _nearest(node, execution)
         yield (
             f"{known}: not recorded in {side} ({' '.join(globs)}){near}",
-            "record with "
-            + (" ".join(f"--include {m!r}" for m in modules[:_SHOWN]) if modules else "wider globs")
-            + (" added" if promise.include else " in the place of --exclude"),
+            _remedy(promise, modules),
         )
+
+
+def _remedy(promise: Promise, modules: Sequence[str]) -> str:
+    """Return the options that record modules which globs left out."""
+    without = [g for g in promise.exclude if not modules or any(fnmatchcase(m, g) for m in modules)]
+    if without:
+        return "record without " + " ".join(f"--exclude {shlex.quote(g)}" for g in without)
+    wanted = " ".join(f"--include {shlex.quote(m)}" for m in modules[:_SHOWN])
+    return f"record with {wanted} as well" if wanted else "record with wider globs"
 
 
 def _modules_left_out(
@@ -256,13 +264,12 @@ def absent_of(catalog: Catalog) -> frozenset[str]:
 
 def known_parameters(catalog: Catalog) -> dict[str, None]:
     """Return the names of a run's parameters in order, as optimizers and clips list them, recorded or not."""
-    found: dict[str, None] = {}
+    listed: dict[str, None] = {}
+    recorded: dict[str, None] = {}
     for source in catalog.trace.ranks:
         for entry in source.entries:
-            if entry.kind in (Kind.SCHEDULE, Kind.CLIPPED_GRAD) and (
-                entry.name == CLIP or entry.meta.members
-            ):
-                found |= dict.fromkeys(entry.meta.members)
+            if entry.kind in (Kind.SCHEDULE, Kind.CLIPPED_GRAD) and entry.meta.members:
+                listed |= dict.fromkeys(entry.meta.members)
             elif entry.kind in (Kind.PARAM, Kind.LOCAL_GRAD):
-                found[entry.name] = None
-    return found
+                recorded[entry.name] = None
+    return listed | recorded

@@ -27,17 +27,17 @@ def _pair(case: Case) -> tuple[np.ndarray, np.ndarray] | None:
 
 def nonfinite(case: Case) -> Sequence[Proposal]:
     """Propose that elements are NaN or infinite, and everything else is right."""
-    found = _pair(case)
-    if found is None:
+    loaded, slot = case.origin.assembled, case.origin.node.slot
+    if loaded is None or slot.kind in (Kind.INPUT, Kind.SCHEDULE) or loaded.exact:
         return ()
-    a, b = found
+    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
     bad = ~np.isfinite(b) & np.isfinite(a)
     if not bad.any():
         return ()
     nans, first = int(np.isnan(b[bad]).sum()), tuple(int(n) for n in np.argwhere(bad)[0]) if a.ndim else ()
     text = (
         f"{int(bad.sum())} of {b.size} elements are not finite ({nans} NaN, {int(bad.sum()) - nans} infinite)"
-        f", the first at {list(first)}; everything that they were computed from is"
+        f"{f', the first at {list(first)}' if first else ''}; everything that they were computed from is"
     )
     mistaken = np.where(bad, b, a)
     number = float(bad.sum())
