@@ -153,7 +153,7 @@ def _floors(a: Trace, options: CompareOptions) -> dict[Node, Floor]:
             left, right = Catalog(a), Catalog(again)
             _execute(execution, left, right, align_steps(left, right, None), options, None)
             for node, error in execution.errors.items():
-                found.setdefault(node, []).append((error.rel, error.peak, error.coherent))
+                found.setdefault(node, []).append((error.rel, error.peak, error.factor))
     return {node: floor for node, errors in found.items() if (floor := floor_of(errors))}
 
 

@@ -65,7 +65,8 @@ class Error:
 
     ``together`` is the norm of the error summed over rows, relative to the same: no more than the L2 error
     where rows err by chance, up to √rows times that where an error of a parameter moves them all alike.
-    ``coherent`` is the common factor that the error is, with what it may be by chance.
+    ``coherent`` is the common factor that the error is, with what it may be by chance; all of the error
+    where nobody measured it.
     """
 
     rel: float = 0.0
@@ -73,7 +74,12 @@ class Error:
     norm: float = 0.0
     diverges: bool = False
     together: float = 0.0
-    coherent: float = 0.0
+    coherent: float | None = None
+
+    @property
+    def factor(self) -> float:
+        """What of the error may be one common factor."""
+        return self.rel if self.coherent is None else self.coherent
 
     def of_sum(self) -> Error:
         """Return what a sum over the rows inherits."""
@@ -85,26 +91,26 @@ class Error:
             return self
         return replace(
             self, rel=self.rel * factor, peak=self.peak * factor, together=self.together * factor,
-            coherent=self.coherent * factor,
+            coherent=self.factor * factor,
         )  # fmt: skip
 
     def as_factor(self) -> Error:
         """Return what is inherited of an error of which all may be one common factor."""
-        return replace(self, coherent=max(self.coherent, self.rel))
+        return replace(self, coherent=max(self.factor, self.rel))
 
 
 @dataclass(frozen=True)
 class Measured:
     """One comparison's numbers: metrics, worst relative element, the norm of the terms summed, their number.
 
-    ``coherence`` says what of the projection may be chance and rounding.
+    ``coherence`` says what of the projection may be chance and rounding; without it no factor is judged.
     """
 
     metrics: Metrics
     peak: float
     terms: float
     length: int = 1
-    coherence: Coherence = NONE
+    coherence: Coherence | None = None
 
     @property
     def size(self) -> float:
@@ -132,6 +138,8 @@ class Measured:
     def coherent(self) -> float:
         """What of the error may be one common factor: all of it where there is one number alone."""
         if self.metrics.elements < 2:
+            return self.error
+        if self.coherence is None:
             return self.error
         return min(self.factor + SIGMAS * self.coherence.spread * self.share, self.error)
 
@@ -167,7 +175,7 @@ def inherited(parents: Sequence[Error]) -> Error:
     """Combine the parents' errors: independent ones add in squares, the worst element is the worst."""
     rel = math.sqrt(sum(min(p.rel, 1e6) ** 2 for p in parents))
     peak = max((p.peak for p in parents), default=0.0)
-    coherent = math.sqrt(sum(min(p.coherent, 1e6) ** 2 for p in parents))
+    coherent = math.sqrt(sum(min(p.factor, 1e6) ** 2 for p in parents))
     return Error(rel, max(peak, rel), coherent=coherent)
 
 
@@ -197,14 +205,15 @@ def judge_model(
     metrics, base = found.metrics, inherited(agreeing)
     own, error, share = own_error(eps, found.length), found.error, found.share
     allowed = own + AMPLIFY * base.rel + noise
-    factor = own_factor(eps, found.length, found.coherence.rounding * share)
-    factor += PASSED_ON * base.coherent + noise + SIGMAS * found.coherence.spread * share
+    chance = found.coherence or NONE
+    factor = own_factor(eps, found.length, chance.rounding * share)
+    factor += PASSED_ON * base.factor + noise + SIGMAS * chance.spread * share
     by_model = (allowed, PEAK * (own + noise) + 2 * AMPLIFY * base.peak, factor)
     limits = floor.limits(metrics.elements) if floor else None
     limits = tuple(map(max, by_model, limits)) if limits else by_model  # type: ignore[assignment]
     assert limits is not None
     tests = list(zip(_TESTS, (error, found.peak, found.factor), limits, strict=True))
-    several = metrics.projection is not None and metrics.elements > 1
+    several = found.coherence is not None and metrics.projection is not None and metrics.elements > 1
     name, value, limit = max(tests if several else tests[:2], key=lambda t: _ratio(t[1], t[2]))
     of_floor = floor is not None and limit not in by_model
     allowed, _, factor = limits

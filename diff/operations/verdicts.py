@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from tensortrace.diff.coherence import measure_coherence
 from tensortrace.diff.compare import EPS, is_exact, measure
 from tensortrace.diff.operations.meeting import Met, meetings
 from tensortrace.diff.result import Judgement, Metrics
@@ -72,9 +73,11 @@ def _judge_one(met: Met, eps: float, inputs: Sequence[Error], terms: float) -> V
         return unknown(f"shapes differ: {list(a.shape)} in a, {list(b.shape)} in b")
     metrics = measure(a, b, eps=eps or EPS["float64"])
     peak = 0.0 if metrics.equal else measure_peak([(a, b)], metrics, terms)
-    measured = Measured(metrics, peak, terms)
+    coherence = measure_coherence(a.shape, [(a, b)], metrics.projection, eps or EPS["float64"])
+    measured = Measured(metrics, peak, terms, coherence=None if metrics.equal else coherence)
     judgement = judge_model(measured, eps, inputs) if eps else judge_exact(metrics)
-    error = Error(measured.error, peak, measured.size, diverges=judgement.ratio > 1)
+    diverges = judgement.ratio > 1
+    error = Error(measured.error, peak, measured.size, diverges=diverges, coherent=measured.coherent)
     status: Literal["agrees", "diverges"] = "diverges" if judgement.ratio > 1 else "agrees"
     return Verdict(status, how=met.how, error=error, metrics=metrics, judgement=judgement)
 
