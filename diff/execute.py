@@ -23,7 +23,7 @@ from tensortrace.diff.holders import compute_eps, disagree, holders, stored_eps,
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps
-from tensortrace.diff.plan.condition import Reach, centred
+from tensortrace.diff.plan.condition import Reach, centred, terms_in_sum
 from tensortrace.diff.replicas import odd_members, odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.scale import WEIGHT_TOLERANCE
@@ -322,10 +322,8 @@ class Execution:
 
     def _length(self, node: Node) -> int:
         """Return how many terms an element sums, as far as the shapes of what it was computed from tell."""
-        shapes = [self.shapes[p] for p in self.graph.parents(node) if p in self.shapes]
-        if node.slot.kind == Kind.LOCAL_GRAD:
-            return max((math.prod(shape[:-1]) for shape in shapes if shape), default=1)
-        return max((max(shape) for shape in shapes if shape), default=1)
+        shapes = [self.shapes[p] for p in self.graph.parents(node) if self.shapes.get(p)]
+        return terms_in_sum(node, shapes)
 
     def _without_noise(
         self, node: Node, entry: Comparison, loaded: Assembled, eps: float
@@ -392,7 +390,7 @@ class Execution:
         sides = entry.own() if entry.own else None
         if sides is None:
             return plain, "unknown"
-        own = judge_own(sides, eps)
+        own = judge_own(sides, eps, measured.metrics.norm_a)
         if own.ratio > 1:
             return own, "own"
         return (plain if any(e.diverges for e in parents) else own), "inputs"

@@ -27,11 +27,12 @@ One rounding to the nearest errs by 0.2 units in the mean square (1/√12 of a s
 runs by 0.3: this is room for some 150 roundings in a row that have nothing to do with each other.
 """
 
-SUMMED = 0.1
+SUMMED = 0.3
 """Units of the accumulator's round-off, times √n, that a sum of n terms may add.
 
-Rounding errors of partial sums are random in sign (Higham & Mary 2019: √n in the place of n): a sum in one
-run of additions errs by 0.14 √n units, two runs by 0.2 √n; kernels keep 8 or more partial sums.
+Rounding errors of partial sums are random in sign (Higham & Mary 2019: √n in the place of n): one addition
+after the other errs by 0.14 √n units of the terms' norm, two runs in two orders by 0.2 √n. Kernels that keep
+several partial sums err less.
 """
 
 ACCUMULATOR = 2.0**-23
@@ -231,11 +232,12 @@ def judge_model(
     )  # fmt: skip
 
 
-def judge_own(blocks: Callable[[], Iterable[Sides]], eps: float) -> Judgement:
+def judge_own(blocks: Callable[[], Iterable[Sides]], eps: float, norm: float | None = None) -> Judgement:
     """Judge what the recorded inputs of an update do not explain, element by element.
 
     ``blocks`` gives pairs of what is unexplained and of the size of the terms summed; it is called twice,
-    since a typical element's size is known only after all.
+    since a typical element's size is known only after all. ``norm`` is that of the result, to which its power
+    is relative: at some element it is no smaller beside the terms than it is beside them in norm.
     """
     squares, count = 0.0, 0
     for _, sizes in blocks():
@@ -250,9 +252,11 @@ def judge_own(blocks: Callable[[], Iterable[Sides]], eps: float) -> Judgement:
         worst = max(worst, found) if math.isfinite(found) else math.inf
     limit = PEAK * OWN * eps
     reason = f"beyond what its own inputs explain: worst element {worst:.3g}, allowed {limit:.3g}"
+    share = min(1.0, norm / math.sqrt(squares)) if norm and squares else 1.0
+    power = (limit + (worst if math.isfinite(worst) else 0.0)) / share
     return Judgement(
         policy="error-model", allowed=limit, error=worst, ratio=_ratio(worst, limit), reason=reason,
-        power_coherent=limit, power_incoherent=limit,
+        power_coherent=power, power_incoherent=power,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,26 @@ class Reach:
             return 0.0
         copies = math.prod(self.result) / max(self.given_shape[0], 1)
         return min(1.0, self.given * math.sqrt(copies) / self.size) if self.size else 1.0
+
+
+RANKS = 64
+"""Contributions that a gradient may sum after it left its rank; more are added in a tree."""
+
+
+def terms_in_sum(node: Node, given: Sequence[tuple[int, ...]]) -> int:
+    """Return how many terms an element sums at most, from the shapes of what it was computed from.
+
+    A result sums over features or positions, not over the samples of the first dimension; a local gradient
+    and a loss over all but the last; a total norm over everything.
+    """
+    kind = node.slot.kind
+    if kind == Kind.CLIPPED_GRAD and node.slot.slot in ("total_norm", "coefficient"):
+        return max(sum(math.prod(shape) for shape in given), 1)
+    if kind in (Kind.LOCAL_GRAD, Kind.LOSS):
+        return max((math.prod(shape[:-1]) for shape in given), default=1)
+    if kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD):
+        return max((max(shape[1:], default=1) for shape in given), default=1)
+    return RANKS
 
 
 def centred(values: np.ndarray) -> float:

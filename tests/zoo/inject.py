@@ -66,15 +66,14 @@ def inject(trace: Path, out: Path, place: Place, factor: float, *, seed: int = 0
 
 
 def inject_noise(trace: Path, out: Path, place: Place, size: float, *, seed: int = 0) -> int:
-    """Write ``trace`` to ``out`` with noise added to one boundary, of L2 norm ``size`` times the tensor's.
+    """Write ``trace`` to ``out`` with each element of one boundary larger or smaller by ``size``, at random.
 
-    An incoherent error, as from independent mistakes in its elements, added to each rank's part by itself.
+    An incoherent error of relative L2 norm ``size``, of the whole tensor and of any part of it: what a diff
+    cuts away, such as padding, takes none of it along.
     """
 
     def noisy(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        noise = random.normal(size=values.shape)
-        norm, own = float(np.linalg.norm(noise)), float(np.linalg.norm(values))
-        return np.asarray(values + noise * (size * own / norm if norm else 0.0))
+        return np.asarray(values * (1 + size * random.choice((-1.0, 1.0), size=values.shape)))
 
     return rewrite(trace, out, place, noisy, seed=seed)
 
