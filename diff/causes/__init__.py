@@ -24,6 +24,7 @@ from tensortrace.diff.causes import (
     scale,
     schedule,
     skipping,
+    tied,
     values,
     vocabulary,
 )
@@ -70,6 +71,7 @@ DETECTORS: tuple[Detector, ...] = (
     reduction.double,
     reduction.early,
     between.not_added_up,
+    tied.apart,
     between.wrong_group,
     between.reduce_dtype,
     reduction.dropped_microbatch,

@@ -13,7 +13,8 @@ def missing(case: Case) -> Sequence[Proposal]:
     if found is None:
         return ()
     lacking = "b" if found.side == "a" else "a"
-    names = sorted({o.node.slot.name for o in case.siblings})
+    alike = (o for o in case.siblings if getattr(o.comparison, "side", None) == found.side)
+    names = sorted({found.slot.name, *(o.node.slot.name for o in alike)})
     text = f"{found.reason}; {lacking} has no {found.slot.kind} {found.slot.slot} of {_shown(names)}"
     return (told("boundary.missing", text, len(names), "boundaries that only one run has", simplicity=9),)
 

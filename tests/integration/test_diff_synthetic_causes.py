@@ -11,6 +11,7 @@ import pytest
 from tensortrace.tracer.types import Kind, Meta
 from tests.integration.judged import Judge, assert_equivalent, codes, place, tampering
 from tests.simulated import HIDDEN, NAMES, VOCABULARY, WIDTH, Arrays, At, Program
+from tests.synthetic import Tensor
 
 
 class Even(Program):
@@ -364,3 +365,42 @@ def test_a_rank_that_skips_an_update_and_clips_in_each_pass(judge: Judge) -> Non
     result = judge(Even(steps=4), Skipping(steps=4, ranks=2))
     assert place(result)[2:] == ("input", "(root)", "rows")
     assert codes(result)[0] == "step.skipped_on_some_ranks"
+
+
+def test_a_shared_parameter_that_is_two_in_one_run(judge: Judge) -> None:
+    class Shared(Program):
+        """A part of the hidden weight's gradient is that of a further parameter, or in a all of it is one."""
+
+        alone = True
+
+        def run(self) -> list[list[Tensor]]:
+            found = []
+            for rank in super().run():
+                found.append([])
+                for fields, value in rank:
+                    new = dict(fields)
+                    if new["name"] == "spare.weight" and not self.alone:
+                        continue
+                    if new["kind"] == Kind.PARAM and new["name"] == "hidden.weight" and not self.alone:
+                        new["meta"] = Meta(requires_grad=True, aliases=("spare.weight",))
+                    found[-1].append((new, value))
+            self.records = found
+            return found
+
+        def _put(self, at: At, value: Any, **fields: Any) -> Any:
+            value = super()._put(at, value, **fields)
+            if (at.kind, at.name, at.slot) == (Kind.LOCAL_GRAD, "hidden.weight", "grad") and self.alone:
+                rest = np.asarray(value) * np.linspace(0, 1, WIDTH, dtype=np.float32)
+                super()._put(at._replace(name="spare.weight"), rest, **fields)
+                fields_, kept = self.records[at.rank][-2]
+                self.records[at.rank][-2] = (fields_, kept - rest)
+            if at.kind == Kind.PARAM and at.name == "hidden.weight" and self.alone:
+                super()._put(at._replace(name="spare.weight"), value, **fields)
+            return value
+
+    class Tied(Shared):
+        alone = False
+
+    result = judge(Tied(steps=1), Shared(steps=1))
+    assert codes(result)[0] == "tied.not_summed"
+    assert result.causes[0].number == 2
