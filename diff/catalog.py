@@ -107,6 +107,16 @@ class StepView:
             if slot.kind == kind and phase in (None, slot.phase)
         )
 
+    @cached_property
+    def first_loss(self) -> dict[int, int]:
+        """The event number of each rank's first loss of a training pass."""
+        found: dict[int, int] = {}
+        for _, items in self.find(Kind.LOSS, phase="train"):
+            for item in items:
+                rank, event = item.source.rank, item.entry.event
+                found[rank] = min(event, found.get(rank, event))
+        return found
+
     def named(self, kind: Kind, name: str) -> Sequence[Slot]:
         """Return the slots of one kind and name, in the order in which they were recorded."""
         return self._by_name.get((kind, name), ())

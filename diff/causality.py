@@ -26,6 +26,7 @@ class Graph:
     def __init__(self) -> None:
         self._parents: dict[Node, tuple[Node, ...]] = {}
         self._depth: dict[Node, int] = {}
+        self._early: set[Node] = set()
 
     def add(self, node: Node, parents: Iterable[Node]) -> None:
         """Add a node that depends on ``parents``, unknown ones included."""
@@ -65,9 +66,15 @@ class Graph:
             if parents[index] not in done and parents[index] not in open_nodes:
                 stack.append((parents[index], 0))
 
+    def add_early(self, node: Node) -> None:
+        """Note that a pass without gradients came before the first loss of its step."""
+        self._early.add(node)
+
     def order_key(self, node: Node) -> tuple[int, int, int, int, str, str, int]:
         """Return the sort key of the headline: step, microbatch, longest path from the input, name."""
         microbatch = _LATE if node.microbatch is None else node.microbatch
+        if node in self._early:
+            microbatch = 0
         if node.slot.slot == "start":  # found before the window's first backward
             microbatch = -1
         return (

@@ -26,7 +26,6 @@ from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, Ste
 from tensortrace.diff.plan.condition import Reach, centred, terms_in_sum
 from tensortrace.diff.replicas import odd_members, odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
-from tensortrace.diff.scale import WEIGHT_TOLERANCE
 from tensortrace.diff.stream import Streamed, block_of
 from tensortrace.diff.tolerance import (
     Error,
@@ -130,6 +129,8 @@ class Execution:
             if previous is not None:
                 parents += [self._before(previous, microbatch, slot) for microbatch, slot in entry.earlier]
             self.graph.add(node, parents)
+            if entry.slot.phase == "eval" and _is_early(entry, pair):
+                self.graph.add_early(node)
             work[node] = entry
         self.states.update({node.slot: node for node in work if node.slot.kind in _STATE})
         eps = max(compute_eps(pair.a), compute_eps(pair.b))
@@ -420,8 +421,7 @@ class Execution:
 
     def _noise(self, node: Node, entry: Comparison) -> float:
         """Return the relative error that a boundary may have beside round-off."""
-        noise = max(WEIGHT_TOLERANCE if node.slot.slot == "weight" else 0.0, entry.noise)
-        return noise + (entry.of_error * self._worst_activation(node) if entry.of_error else 0.0)
+        return entry.noise + (entry.of_error * self._worst_activation(node) if entry.of_error else 0.0)
 
     def _bounded(self, node: Node, eps: float) -> bool:
         """Tell whether what a boundary was computed from errs little enough to bound its own error."""
@@ -494,3 +494,10 @@ def _describe(metrics: Metrics, judgement: Judgement) -> str:
         return f"{metrics.nonfinite_b} non-finite elements in b, {metrics.nonfinite_a} in a"
     said = judgement.reason.startswith("relative L2 error")
     return judgement.reason if said else f"relative L2 error {metrics.rel_l2:.3g}; {judgement.reason}"
+
+
+def _is_early(entry: Comparison | OneSided, pair: StepPair) -> bool:
+    """Tell whether a pass without gradients came before the first loss, which may be computed from it."""
+    items = entry.items if isinstance(entry, OneSided) else entry.items_a
+    view = pair.b if isinstance(entry, OneSided) and entry.side == "b" else pair.a
+    return any(item.entry.event < view.first_loss.get(item.source.rank, -1) for item in items)

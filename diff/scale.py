@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -169,10 +170,13 @@ class Factors:
 
     ``residual`` is the relative L2 error of that explanation, the median over parameters: large where the
     stages in between did more than scale and add (a clip in the middle of a window, leftovers).
+    ``uncertainty`` is what the factors may be off by, relative to the greatest: the residual, more where the
+    ranks' gradients are nearly one and the same.
     """
 
     by_rank: dict[int, float]
     residual: float
+    uncertainty: float = 0.0
 
 
 def rank_factors(samples: Iterable[tuple[Mapping[int, Readable], Readable]]) -> Factors | None:
@@ -183,17 +187,29 @@ def rank_factors(samples: Iterable[tuple[Mapping[int, Readable], Readable]]) -> 
     is finite. Ranks with equal local gradients share the factor evenly (minimum-norm solution).
     """
     fits = [fit for local, gradient in samples if (fit := _fit(local, gradient))]
-    greatest = max((norm for _, _, norm in fits), default=0.0)
-    kept = [(by_rank, residual) for by_rank, residual, norm in fits if norm > 1e-6 * greatest]
+    greatest = max((fit.norm for fit in fits), default=0.0)
+    kept = [fit for fit in fits if fit.norm > 1e-6 * greatest]
     if not kept:
         return None
-    ranks = {rank for by_rank, _ in kept for rank in by_rank}
-    median = {r: float(np.median([f[r] for f, _ in kept if r in f])) for r in sorted(ranks)}
-    return Factors(median, float(np.median([residual for _, residual in kept])))
+    ranks = {rank for fit in kept for rank in fit.by_rank}
+    median = {r: float(np.median([f.by_rank[r] for f in kept if r in f.by_rank])) for r in sorted(ranks)}
+    residual, uncertainty = (
+        float(np.median([getattr(fit, name) for fit in kept])) for name in ("residual", "uncertainty")
+    )
+    return Factors(median, residual, uncertainty)
 
 
-def _fit(local: Mapping[int, Readable], gradient: Readable) -> tuple[dict[int, float], float, float] | None:
-    """Return (factor per rank, relative residual, norm of the local gradients) of one parameter.
+class _Fitted(NamedTuple):
+    """Factors of one parameter; ``norm`` is that of the local gradients."""
+
+    by_rank: dict[int, float]
+    residual: float
+    uncertainty: float
+    norm: float
+
+
+def _fit(local: Mapping[int, Readable], gradient: Readable) -> _Fitted | None:
+    """Return the factors of one parameter; None where there is nothing to measure them on.
 
     Solved from inner products, which need one pass in bounded memory. They lose half of the digits of a
     float64, which gradients of float32 do not have: below a relative 1e-8 the residual is not told from 0.
@@ -220,7 +236,19 @@ def _fit(local: Mapping[int, Readable], gradient: Readable) -> tuple[dict[int, f
     solution = basis @ ((basis.T @ (towards / norm**2)) / values[kept])
     missed = square - 2 * float(solution @ towards) + float(solution @ inner @ solution)
     residual = math.sqrt(max(missed, 0.0)) / size
-    return dict(zip(ranks, (float(v) for v in solution), strict=True)), residual, norm
+    error = residual * size / (norm * math.sqrt(float(values[kept][0])))
+    largest = float(np.max(np.abs(solution)))
+    factors = dict(zip(ranks, (float(v) for v in solution), strict=True))
+    return _Fitted(factors, residual, error / largest if largest else math.inf, norm)
+
+
+def noise_of_weights(a: Factors | None, b: Factors | None) -> float:
+    """Return the relative error that effective weights may have: that of the factors they were measured by.
+
+    What tokens themselves weigh is recorded, and exact but for the round-off of a few products.
+    """
+    measured = max((f.uncertainty for f in (a, b) if f is not None), default=0.0)
+    return min(max(CLOSE, 4 * measured), WEIGHT_TOLERANCE)
 
 
 def scalar_factor(samples: Iterable[tuple[Readable, Readable]]) -> float | None:
@@ -370,4 +398,4 @@ def _common(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 WEIGHT_TOLERANCE = 2.0**-12
-"""Relative: measured factors carry the round-off of the gradients they were measured on."""
+"""Relative: measured factors carry the round-off of the gradients they were measured on, at most so much."""

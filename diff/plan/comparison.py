@@ -28,6 +28,7 @@ from tensortrace.diff.scale import (
     effective_terms,
     effective_tokens,
     effective_weights,
+    noise_of_weights,
     row_scale,
     scalar_factor,
     terms_of,
@@ -197,6 +198,11 @@ class StepPair:
         They tell no factor then, and the loss scales under which they did may differ.
         """
         return (None, None) if self.overflowed else (self.gradients_a.factors, self.gradients_b.factors)
+
+    @cached_property
+    def noise_of_weights(self) -> float:
+        """The relative error that effective weights may have."""
+        return noise_of_weights(*self._factors)
 
     @cached_property
     def effective_weights(self) -> tuple[np.ndarray, np.ndarray] | None:

@@ -30,7 +30,7 @@ def plan_weights(pair: StepPair, plan: StepPlan) -> None:
     """Add the token weights to the plan, by microbatch where both runs split the batch alike."""
     names = sorted({slot.name for view in (pair.a, pair.b) for slot in _weights(view)})
     rows: dict[int | None, list[int]] = defaultdict(list)
-    eps = eps_of_weights(pair)
+    eps, noise = eps_of_weights(pair), pair.noise_of_weights
     for number, (x, _) in enumerate(pair.pairing.pairs):
         rows[pair.group(x.part)].append(number)
     for group, numbers in rows.items():
@@ -45,12 +45,12 @@ def plan_weights(pair: StepPair, plan: StepPlan) -> None:
             for name, call in pair.terms:
                 slot = Slot("train", Kind.LOSS, name, "weight", call)
                 of_term = _loader_of_term(pair, numbers, (name, call))
-                plan.comparisons.append(Comparison(slot, group, of_term, a, b, counts, eps=eps))
+                plan.comparisons.append(Comparison(slot, group, of_term, a, b, counts, eps=eps, noise=noise))
             continue
         for name in names:  # one weight per part stands for all of its terms
             slot = Slot("train", Kind.LOSS, name, "weight", 0)
             parents = counts if name == names[0] else ((group, slot._replace(name=names[0])),)
-            plan.comparisons.append(Comparison(slot, group, load, a, b, parents, eps=eps))
+            plan.comparisons.append(Comparison(slot, group, load, a, b, parents, eps=eps, noise=noise))
 
 
 def weight_refs(pair: StepPair) -> tuple[Ref, ...]:
