@@ -22,7 +22,7 @@ from tensortrace.diff.floors import Floor
 from tensortrace.diff.holders import compute_eps, disagree, holders, stored_eps, without_layout
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps, is_early
 from tensortrace.diff.plan.condition import Reach, centred, terms_in_sum
 from tensortrace.diff.replicas import odd_members, odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
@@ -129,7 +129,7 @@ class Execution:
             if previous is not None:
                 parents += [self._before(previous, microbatch, slot) for microbatch, slot in entry.earlier]
             self.graph.add(node, parents)
-            if entry.slot.phase == "eval" and _is_early(entry, pair):
+            if entry.slot.phase == "eval" and is_early(entry, pair):
                 self.graph.add_early(node)
             work[node] = entry
         self.states.update({node.slot: node for node in work if node.slot.kind in _STATE})
@@ -494,10 +494,3 @@ def _describe(metrics: Metrics, judgement: Judgement) -> str:
         return f"{metrics.nonfinite_b} non-finite elements in b, {metrics.nonfinite_a} in a"
     said = judgement.reason.startswith("relative L2 error")
     return judgement.reason if said else f"relative L2 error {metrics.rel_l2:.3g}; {judgement.reason}"
-
-
-def _is_early(entry: Comparison | OneSided, pair: StepPair) -> bool:
-    """Tell whether a pass without gradients came before the first loss, which may be computed from it."""
-    items = entry.items if isinstance(entry, OneSided) else entry.items_a
-    view = pair.b if isinstance(entry, OneSided) and entry.side == "b" else pair.a
-    return any(item.entry.event < view.first_loss.get(item.source.rank, -1) for item in items)

@@ -289,3 +289,10 @@ def by_rank(items: Sequence[Item]) -> tuple[Item, ...]:
 def replica(items: Sequence[Item]) -> Item:
     """Return the entry of the lowest rank, which stands for its replicas."""
     return by_rank(items)[0]
+
+
+def is_early(entry: Comparison | OneSided, pair: StepPair) -> bool:
+    """Tell whether a pass without gradients came before the first loss, which may be computed from it."""
+    items = entry.items if isinstance(entry, OneSided) else entry.items_a
+    view = pair.b if isinstance(entry, OneSided) and entry.side == "b" else pair.a
+    return any(item.entry.event < view.first_loss.get(item.source.rank, -1) for item in items)
