@@ -362,10 +362,10 @@ class Execution:
         eps = coarser_eps((*entry.items_a, *entry.items_b))
         if entry.slot.kind in _PASS_KINDS and eps:
             return max(run_eps, eps)
-        if (
-            entry.slot.kind == Kind.CLIPPED_GRAD
-        ):  # scalars are kept in float64, computed in the gradients' dtype
-            return max(eps, EPS["float32"])
+        if entry.slot.kind == Kind.CLIPPED_GRAD:
+            if not any(p.slot.kind in OF_GRADIENTS for p in self.graph.parents(node)):
+                return max(run_eps, eps)  # of a copy that no module owns, cast from gradients of the model
+            return max(eps, EPS["float32"])  # scalars are kept in float64, computed in the gradients' dtype
         return eps
 
     def _knows_values(self, node: Node) -> bool:
