@@ -62,9 +62,10 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
                 plan.one_sided.append(OneSided(side, slot, microbatch, (*a, *b), _PACKED, counts=False))
             elif other and a and b:
                 plan.one_sided.append(OneSided("both", slot, microbatch, (*a, *b), other, counts=False))
-            elif slot.name in criteria and not (a and b):
+            elif (unused or slot.name in criteria) and not (a and b):
                 side = "a" if a else "b"
-                plan.one_sided.append(OneSided(side, slot, microbatch, (*a, *b), _CRITERION, counts=False))
+                why = unused or _CRITERION
+                plan.one_sided.append(OneSided(side, slot, microbatch, (*a, *b), why, counts=False))
             else:
                 _plan_one(slot, microbatch, a, b, pair, plan, edges)
     if not pair.scale.observed and pair.pairing.pairs and not pair.same_scheme:
