@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -50,9 +52,8 @@ class Zoom:
         self._names = Selection(Promise(include=promise.zoom))
         self._steps = Selection(Promise(steps=promise.zoom_steps))
         self._compiles = compiles
-        self._compiled_functions = False
+        self._compiled_functions = compiles and any(map(_is_compiled, gc.get_objects()))
         self._local = _Local()
-        self._refused: str | None = None
 
     def install(self) -> None:
         """Begin to look; until something matches, the trace says that nothing did."""
@@ -79,10 +80,11 @@ class Zoom:
             made = original(model, *args, **kwargs)
             if model is None or isinstance(model, nn.Module) or not callable(made):
                 return made  # a decorator's factory comes back here with the function
-            self._compiled_functions = True
+            self._compiled_functions = self._compiled_functions or not _is_of_torch(model)
             return made if self._local.mode is None else self._outside(made)
 
         self._session.patches.function(original, compile)
+        self._session.patches.bind()
 
     def _outside(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return what was compiled inside a call that is looked into, to be run without the mode."""
@@ -147,6 +149,21 @@ class Zoom:
         self._declare(None)
         call = session.clock.take(at, Kind.OPERATION, frame.name, "call")
         return Region(session, self._modules, at=at, name=frame.name, call=call)
+
+
+def _is_compiled(thing: object) -> bool:
+    """Tell whether something is what torch.compile made of a function of the program's.
+
+    torch compiles some of its own when they are imported: masks, which are integers.
+    """
+    if type(thing) is not FunctionType or hasattr(thing, "_torchdynamo_disable"):
+        return False
+    original = getattr(thing, "_torchdynamo_orig_callable", None)
+    return original is not None and not _is_of_torch(original)
+
+
+def _is_of_torch(function: object) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("torch.")
 
 
 def _holds_compiled(module: nn.Module) -> bool:
