@@ -17,7 +17,7 @@ from tensortrace.diff.declared import Settled, downstream, expectations, settle
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.localise import localise
 from tensortrace.diff.logical import NO_LAYOUT
-from tensortrace.diff.operations import first_operation, where_to_look
+from tensortrace.diff.operations import Looked, first_operation, where_to_look
 from tensortrace.diff.owners import ranks_at_fault
 from tensortrace.diff.plan.comparison import OneSided
 from tensortrace.diff.result import (
@@ -64,11 +64,11 @@ def state_result(
     if origins and told and (call := uncalled(origins[0], execution, a, b)):
         origins = [call, *origins]
         causes, failed = name_causes(call, execution, a, b, offset)
-    operation = first_operation(origins[0], execution, a, b, offset) if origins else None
+    looked = first_operation(origins[0], execution, a, b, offset) if origins else Looked()
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
     findings = tuple(_finding(o, "origin", execution) for o in origins[:MAX_ORIGINS])
     hidden = unseen(origins[0], execution, a, b) if origins else Unseen()
-    inside = bool(origins) and operation is None and not hidden.texts
+    inside = bool(origins) and not looked.covered and looked.operation is None and not hidden.texts
     look = where_to_look(origins[0], offset) if inside else None
     if findings:
         findings = (replace(findings[0], unseen=hidden.texts), *findings[1:])
@@ -76,7 +76,7 @@ def state_result(
     declared = _declared(settled, execution)
     return Result(
         verdict=verdict,
-        headline=_headline(verdict, first, _explained(operation, causes), coverage, declared),
+        headline=_headline(verdict, first, _explained(looked.operation, causes), coverage, declared),
         a=_side(a, steps),
         b=_side(b, [s - offset for s in steps]),
         first_divergent=first,
@@ -86,12 +86,12 @@ def state_result(
         receivers_total=len(receivers),
         coverage=coverage,
         policy=policy,
-        notes=(*notes, *settled.notes, *failed),
+        notes=(*notes, *settled.notes, *looked.notes, *failed),
         hints=(*_hints(first, coverage), *_to_see(hidden), *_to_look_inside(look)),
         power=_power(execution),
         step_offset=offset,
         declared=declared,
-        operation=operation,
+        operation=looked.operation,
         boundaries=tuple(Judged(where(node), judgement) for node, judgement in execution.judged),
     )
 

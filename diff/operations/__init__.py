@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tensortrace.diff.operations.explain import first_operation, where_to_look
+from tensortrace.diff.operations.explain import Looked, first_operation, where_to_look
 
-__all__ = ["first_operation", "where_to_look"]
+__all__ = ["Looked", "first_operation", "where_to_look"]

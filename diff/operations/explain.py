@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from tensortrace.diff import result
+from tensortrace.diff.assemble import by_rows
 from tensortrace.diff.catalog import Catalog, enclosing
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.operations.calls import Call, CallKey, Operation, calls_of
-from tensortrace.diff.operations.search import SIGNIFICANT, Found, Search
+from tensortrace.diff.operations.search import SIGNIFICANT, ByRows, Found, Search
 from tensortrace.diff.operations.sides import Side
+from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.diff.plan.passes import gradient_scale
 from tensortrace.tracer.types import INIT_STEP, ROOT, Kind
 
 _LOOKED_INTO = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
@@ -19,10 +24,16 @@ MAX_CALLS = 64
 MAX_SHOWN = 6
 
 
-def first_operation(
-    origin: Outcome, execution: Execution, a: Catalog, b: Catalog, offset: int
-) -> result.Operation | None:
-    """Return the first divergent operation behind an origin; None where nothing of it was looked into.
+class Looked(NamedTuple):
+    """What looking into modules told: the operation, or in ``notes`` why a ``covered`` origin has none."""
+
+    operation: result.Operation | None = None
+    covered: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def first_operation(origin: Outcome, execution: Execution, a: Catalog, b: Catalog, offset: int) -> Looked:
+    """Return the first divergent operation behind an origin, if anything of it was looked into.
 
     Calls of the modules around the origin come first, then of others in which anything diverges. The calls
     themselves are judged by the boundaries of their module alone: whatever is computed inside, by however
@@ -30,31 +41,71 @@ def first_operation(
     """
     step, kind = origin.node.step, origin.node.slot.kind
     if kind not in _LOOKED_INTO or step == INIT_STEP:
-        return None
+        return Looked()
     calls_a, calls_b = calls_of(a.trace, step), calls_of(b.trace, step - offset)
     touched = {o.node.slot.name for o in execution.outcomes if o.node.step == step}
     keys = [key for key in calls_a if key in calls_b and _of_microbatch(key, origin)]
     keys = [key for key in keys if _covers(key[1], origin.node.slot.name)] + [
         key for key in keys if not _covers(key[1], origin.node.slot.name) and _any_in(key[1], touched)
     ]
+    notes: list[str] = []
     for key in keys[:MAX_CALLS]:
-        found = _in_call(key, calls_a[key], calls_b[key], origin, a, b)
-        if found is not None:
-            return found
-    return None
+        noise = _noise(execution, step, key[1])
+        found = _in_call(key, calls_a[key], calls_b[key], origin, a, b, noise)
+        if isinstance(found, result.Operation):
+            return Looked(found, covered=True)
+        notes.append(found)
+    covered = any(_covers(key[1], origin.node.slot.name) for key in keys)
+    return Looked(None, covered, tuple(notes[:1]) if covered else ())
 
 
 def _in_call(
-    key: CallKey, calls_a: Sequence[Call], calls_b: Sequence[Call], origin: Outcome, a: Catalog, b: Catalog
-) -> result.Operation | None:
+    key: CallKey, calls_a: Sequence[Call], calls_b: Sequence[Call], origin: Outcome, a: Catalog, b: Catalog,
+    noise: float,
+) -> result.Operation | str:  # fmt: skip
+    """Return the first divergent operation of one call, or why none can be named."""
     coarser = _precision(a, key[1]) != _precision(b, key[1])
-    search = Search(Side(a, calls_a), Side(b, calls_b), coarser=coarser)
+    search = Search(
+        Side(a, calls_a),
+        Side(b, calls_b),
+        coarser=coarser,
+        noise=noise,
+        microbatch=key[0],
+        **_by_rows(origin.pair),
+    )
     error = origin.metrics.rel_l2 if origin.metrics and origin.metrics.rel_l2 else 0.0
     least = SIGNIFICANT * min(error, 1.0)
     found = search.forward(least=least)
     if found is None and origin.node.slot.kind != Kind.ACTIVATION:
         found = search.backward(search.gradient_scale(), least=least)
-    return None if found is None else _stated(found, search, key)
+    if found is not None:
+        return _stated(found, search, key)
+    unmet = [op for op, _ in search.unmet]
+    why = f"; not compared: {_some(unmet)} ({search.unmet[0][1]})" if unmet else ""
+    return f"the operations of {key[1]} were compared, and none could be named{why}"
+
+
+def _by_rows(pair: StepPair | None) -> dict[str, ByRows]:
+    """Return what brings values, and gradients, of both runs to one order of rows."""
+    if pair is None:
+        return {}
+    return {
+        "rows": lambda a, b: by_rows(a, b, pair.pairing),
+        "gradient_rows": lambda a, b: by_rows(
+            a, b, pair.pairing, scale_b=gradient_scale(pair), additive=True
+        ),
+    }
+
+
+def _noise(execution: Execution, step: int, module: str) -> float:
+    """Return the greatest relative error at the boundaries of a module that agree."""
+    of_module = (
+        error.rel
+        for node, error in execution.errors.items()
+        if node.step <= step and _covers(module, node.slot.name) and not error.diverges
+        if node.slot.kind in (Kind.ACTIVATION, Kind.PARAM)
+    )
+    return max((rel for rel in of_module if math.isfinite(rel)), default=0.0)
 
 
 def _covers(module: str, name: str) -> bool:

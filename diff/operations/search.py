@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from tensortrace.diff.assemble import Assembled, NotComparable
+from tensortrace.diff.catalog import Item
+from tensortrace.diff.logical import Member
 from tensortrace.diff.operations.calls import RETURN, Given, Operation
+from tensortrace.diff.operations.meeting import Met
 from tensortrace.diff.operations.sequences import align
 from tensortrace.diff.operations.sides import Side, Unreadable
 from tensortrace.diff.operations.verdicts import Verdict, eps_of, judge, unknown
 from tensortrace.diff.tolerance import Error
+from tensortrace.tracer.errors import TraceError
+
+ByRows = Callable[[Sequence[Item], Sequence[Item]], Assembled]
+"""Brings what the data cells of a and of b hold to one order of the batch's rows; may raise NotComparable."""
 
 Way = Literal["value", "gradient", "one-sided", "flow"]
 
@@ -43,10 +51,22 @@ class Found:
 class Search:
     """Compares one module call of two runs, operation by operation.
 
-    ``coarser`` says that the runs' modules compute in different precisions, by choice.
+    ``coarser`` says that the runs' modules compute in different precisions, by choice. ``noise`` is the
+    relative error with which the module's own inputs and parameters agree. ``rows`` and ``gradient_rows``
+    bring what data cells hold to one order of rows.
     """
 
-    def __init__(self, a: Side, b: Side, *, coarser: bool) -> None:
+    def __init__(
+        self,
+        a: Side,
+        b: Side,
+        *,
+        coarser: bool,
+        noise: float = 0.0,
+        microbatch: int | None = None,
+        rows: ByRows | None = None,
+        gradient_rows: ByRows | None = None,
+    ) -> None:
         self.a = a
         self.b = b
         self.same_layout = len(a.ranks) == len(b.ranks)
@@ -58,7 +78,9 @@ class Search:
         self._partner_b = {y.number: x for x, y in self.pairs if x.packet == y.packet}
         self._known: dict[tuple[str, str], Verdict] = {}
         self.unmet: list[tuple[Operation, str]] = []
-        self._noise = 0.0
+        self._noise = noise
+        self._microbatch = microbatch
+        self._rows, self._gradient_rows = rows, gradient_rows
 
     def only(self) -> tuple[list[Operation], list[Operation]]:
         """Return the operations that only a has, and those that only b has."""
@@ -131,7 +153,8 @@ class Search:
             if op_a.packet != op_b.packet or not op_a.gradients or not op_b.gradients:
                 continue
             try:
-                left, right = self.a.gradients(op_a, 0), self.b.gradients(op_b, 0)
+                left = self.a.read(self.a.gradients(op_a, 0))
+                right = self.b.read(self.b.gradients(op_b, 0))
             except Unreadable:
                 return None
             norms = [math.sqrt(sum(float(np.vdot(x, x).real) for x in side)) for side in (left, right)]
@@ -151,16 +174,44 @@ class Search:
         if op_a.packet.startswith(SUBTRACTING) and given:
             terms = max((v.error.norm for v in given if v.status == "agrees"), default=0.0)
         try:
-            left, right = self.a.outputs(op_a, number), self.b.outputs(op_b, number)
+            members = self.a.outputs(op_a, number), self.b.outputs(op_b, number)
+            verdict = self._judge(members, eps, known, terms=terms, sums=not _elementwise(op_a))
         except Unreadable as error:
             verdict = unknown(str(error))
-        else:
-            verdict = judge(left, right, eps=eps, inputs=known, terms=terms, sums=not _elementwise(op_a))
         keys = list(op_a.outputs)[number], list(op_b.outputs)[number]
         self._known[keys] = verdict
         if verdict.status == "agrees":
             self._noise = max(self._noise, verdict.error.rel)
         return verdict
+
+    def _judge(
+        self,
+        members: tuple[list[Member], list[Member]],
+        eps: float,
+        inputs: Sequence[Error],
+        *,
+        terms: float = 0.0,
+        sums: bool = True,
+        scale: float | None = None,
+        rows: ByRows | None = None,
+    ) -> Verdict:
+        """Judge a tensor that ranks of both runs hold; b's is divided by ``scale``. Raises Unreadable."""
+        left, right = self.a.read(members[0]), self.b.read(members[1])
+        if scale is not None and abs(scale - 1) > 1e-6:
+            right = [np.asarray(part / scale) for part in right]
+        bring = rows or self._rows
+
+        def by_rows() -> Met | None:
+            try:
+                items = [
+                    side.items(m, self._microbatch) for side, m in zip((self.a, self.b), members, strict=True)
+                ]
+                found = bring(items[0], items[1]) if bring else None
+            except (NotComparable, TraceError, Unreadable):
+                return None
+            return None if found is None else Met("row by row", found.a, found.b)
+
+        return judge(left, right, eps=eps, inputs=inputs, terms=terms, sums=sums, rows=by_rows)
 
     def _given(self, op_a: Operation, op_b: Operation) -> list[Verdict] | None:
         """Return whether what two operations were given agrees, None where they were given other numbers."""
@@ -174,12 +225,10 @@ class Search:
         if key not in self._known:
             eps = eps_of((left.dtype,), (right.dtype,), coarser=self._coarser)
             try:
-                values = self.a.given(op_a, number), self.b.given(op_b, number)
+                members = self.a.given(op_a, number), self.b.given(op_b, number)
+                self._known[key] = self._judge(members, eps, [Error(self._noise, self._noise)])
             except Unreadable as error:
                 self._known[key] = unknown(str(error))
-            else:
-                noise = Error(self._noise, self._noise)
-                self._known[key] = judge(*values, eps=eps, inputs=[noise])
         return self._known[key]
 
     def _origin(
@@ -229,14 +278,20 @@ class Search:
             if maker is None or maker.number in found:
                 continue
             if maker.number in partners:
-                mine = side is self.a
-                index = 0 if mine else 1
-                verdicts = [v for key, v in self._known.items() if key[index] == tensor.reference]
-                clean = clean and all(v.status == "agrees" for v in verdicts)
+                verdict = self._known.get(self._pair_of(side, maker, tensor.reference, partners))
+                clean = clean and verdict is not None and verdict.status == "agrees"
                 continue
             found[maker.number] = maker
             todo += maker.given
         return [found[number] for number in sorted(found)], clean
+
+    def _pair_of(
+        self, side: Side, maker: Operation, reference: str, partners: dict[int, Operation]
+    ) -> tuple[str, str]:
+        """Return the references of a tensor in a and in b, where operations of both made it."""
+        theirs, number = list(partners[maker.number].outputs), list(maker.outputs).index(reference)
+        other = theirs[number] if number < len(theirs) else ""
+        return (reference, other) if side is self.a else (other, reference)
 
     def _of_dtype(self, op_a: Operation, op_b: Operation, verdict: Verdict) -> Found | None:
         """Return the operation from which the runs compute in different dtypes, if that is what differs."""
@@ -276,12 +331,11 @@ class Search:
             return unknown("only one run has a gradient")
         eps = eps_of(op_a.dtypes[:1], op_b.dtypes[:1], coarser=self._coarser)
         try:
-            left, right = self.a.gradients(op_a, 0), self.b.gradients(op_b, 0)
+            members = self.a.gradients(op_a, 0), self.b.gradients(op_b, 0)
+            noise = [Error(self._noise, self._noise)]
+            verdict = self._judge(members, eps, noise, scale=scale, rows=self._gradient_rows)
         except Unreadable as error:
             return unknown(str(error))
-        if scale is not None and abs(scale - 1) > 1e-6:
-            right = [np.asarray(part / scale) for part in right]
-        verdict = judge(left, right, eps=eps, inputs=[Error(self._noise, self._noise)])
         if verdict.status == "agrees":
             self._noise = max(self._noise, verdict.error.rel)
         return verdict

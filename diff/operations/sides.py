@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensortrace.diff.catalog import Catalog
+from tensortrace.diff.catalog import Catalog, Item, Part
 from tensortrace.diff.logical import Member, Unlabelled
 from tensortrace.diff.operations.calls import Call, Given, Operation
 from tensortrace.diff.operations.sequences import align
@@ -31,17 +31,17 @@ class Side:
         self._calls = calls
         self._theirs = [_counterparts(self.base, call) for call in calls[1:]]
 
-    def outputs(self, operation: Operation, number: int) -> list[np.ndarray]:
-        """Return one result of an operation, of each rank or put together where its parts are declared."""
+    def outputs(self, operation: Operation, number: int) -> list[Member]:
+        """Return one result of an operation, as each rank recorded it."""
         members = []
         for call, own in self._each(operation):
             entries = list(own.outputs.values())
             if number >= len(entries):
                 raise Unreadable("not every rank recorded it")
             members.append(Member(call.source, entries[number]))
-        return self._read(members)
+        return members
 
-    def given(self, operation: Operation, number: int) -> list[np.ndarray]:
+    def given(self, operation: Operation, number: int) -> list[Member]:
         """Return one tensor that an operation was given, as ``outputs`` does."""
         members = []
         for call, own in self._each(operation):
@@ -49,9 +49,9 @@ class Side:
             if reference not in call.tensors:
                 raise Unreadable("its value was not recorded")
             members.append(Member(call.source, call.tensors[reference]))
-        return self._read(members)
+        return members
 
-    def gradients(self, operation: Operation, number: int) -> list[np.ndarray]:
+    def gradients(self, operation: Operation, number: int) -> list[Member]:
         """Return the gradient of one result of an operation, as ``outputs`` does."""
         members = []
         for call, own in self._each(operation):
@@ -60,7 +60,7 @@ class Side:
             if entry is None:
                 raise Unreadable("no gradient was recorded on some rank")
             members.append(Member(call.source, entry))
-        return self._read(members)
+        return members
 
     def maker(self, given: Given) -> Operation | None:
         """Return the operation that made a tensor, None for what came from outside of the call."""
@@ -74,7 +74,8 @@ class Side:
             found.append((call, theirs[operation.number]))
         return found
 
-    def _read(self, members: list[Member]) -> list[np.ndarray]:
+    def read(self, members: Sequence[Member]) -> list[np.ndarray]:
+        """Return what the ranks hold, put together where its parts are declared."""
         if any(not member.source.stored(member.entry) for member in members):
             raise Unreadable("its bytes are not there")
         if sum(_bytes(member) for member in members) > MAX_BYTES:
@@ -84,7 +85,17 @@ class Side:
         except TraceError as error:
             raise Unreadable(str(error)) from error
 
-    def _together(self, members: list[Member]) -> list[list[np.ndarray]]:
+    def items(self, members: Sequence[Member], microbatch: int | None) -> list[Item]:
+        """Return what each data cell holds together; raises Unreadable where nothing tells how."""
+        found = []
+        for source, entry in self._catalog.together(Kind.ACTIVATION, members):
+            if isinstance(source, Unlabelled):
+                raise Unreadable("no layout is known")
+            cell = self._catalog.cells.cell(source.rank)
+            found.append(Item(source, entry, Part(cell, "train", microbatch or 0), 0, cell))
+        return found
+
+    def _together(self, members: Sequence[Member]) -> list[list[np.ndarray]]:
         """Put declared parts together; what no layout is known of stays one tensor a rank."""
         if not any(member.entry.shard for member in members):
             return [[member.source.read(member.entry) for member in members]]

@@ -205,7 +205,7 @@ class Region:
 def _gradient(
     session: Session, gradient: torch.Tensor | None, at: Moment, name: str, slot: str, call: int
 ) -> None:
-    if gradient is not None and not session.muted:
+    if gradient is not None and not session.muted and not unsupported(split(gradient)[0]):
         session.emit(gradient, at, Kind.OPERATION_GRAD, name, slot, call=call, meta=Meta())
 
 
