@@ -25,6 +25,9 @@ POLICIES = {
 }
 """The policies in words."""
 
+MANTISSA = 2.0**23
+"""Units in the last place of float32 from which on they tell no more than a relative difference."""
+
 _DIMS = 8
 """Numbers of a shape or an index that are shown."""
 
@@ -38,8 +41,9 @@ def first(page: Page, finding: Finding, *, limit: int | None, said: str) -> None
     page.blank()
     page.line(("first divergent boundary:", "bold"), f" {words.moment(where)}: {words.key(where)}")
     page.line(f"the {words.boundary(where)}{_origin_of(finding)}", indent=2)
-    if finding.text not in said:
-        page.line(safe(finding.text, limit=SENTENCE), indent=2)
+    text = _without_numbers(finding)
+    if text and text not in said:
+        page.line(safe(text, limit=SENTENCE), indent=2)
     for line in (*_difference(finding), *_tolerance(finding)):
         page.line(line, indent=2)
     if finding.location:
@@ -52,6 +56,16 @@ def first(page: Page, finding: Finding, *, limit: int | None, said: str) -> None
         )
         page.bullets([safe(line, limit=SENTENCE) for line in finding.unseen], limit=limit)
     page.bullets([safe(line, limit=SENTENCE) for line in finding.evidence], limit=limit)
+
+
+def _without_numbers(finding: Finding) -> str:
+    """Return a finding's text without the error and the allowance at its end: they stand further below."""
+    metrics, judgement = finding.metrics, finding.judgement
+    if metrics is None or judgement is None or not finding.text.endswith(judgement.reason):
+        return finding.text
+    rel_l2 = math.nan if metrics.rel_l2 is None else metrics.rel_l2
+    text = finding.text.removesuffix(judgement.reason).rstrip("; ")
+    return text.removesuffix(f"relative L2 error {rel_l2:.3g}").rstrip(": ")
 
 
 def _origin_of(finding: Finding) -> str:
@@ -110,7 +124,7 @@ def _relative(metrics: Metrics) -> str:
     if metrics.max_rel is not None:
         place = f" at {_index(metrics.max_rel_at)}" if metrics.max_rel_at else ""
         parts.append(f"greatest relative difference {number(metrics.max_rel)}{place}")
-    if metrics.max_ulp is not None and math.isfinite(metrics.max_ulp):
+    if metrics.max_ulp is not None and metrics.max_ulp < MANTISSA:
         parts.append(f"at most {number(metrics.max_ulp)} ULP")
     return ", ".join(parts)
 
@@ -120,13 +134,16 @@ def _index(numbers: Sequence[int]) -> str:
 
 
 def _tolerance(finding: Finding) -> Iterator[str]:
-    """Yield which error was allowed and why, unless the finding's own text says why."""
+    """Yield which error was allowed and why, once."""
     judgement = finding.judgement
     if judgement is None:
         return
-    reason = "" if judgement.reason in finding.text else safe(judgement.reason, limit=SENTENCE)
+    reason = safe(judgement.reason, limit=SENTENCE)
     if judgement.policy == "exact":
-        yield f"compared exactly{': ' if reason else ''}{reason}"
+        yield reason if reason.startswith("compared exactly") else f"compared exactly: {reason}"
+        return
+    if ", allowed " in reason:  # it gives both numbers itself
+        yield f"{reason}: {number(judgement.ratio)} times as much, by the {POLICIES[judgement.policy]}"
         return
     why = f" ({reason})" if reason else ""
     runs = f", {counted(judgement.floor_runs, 'floor run')}" if judgement.floor_runs else ""

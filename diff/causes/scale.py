@@ -179,7 +179,7 @@ def _readings(
     near = [k for k in known if math.isclose(factor, k[1], rel_tol=_NEAR) and k[1] != 1]
     for value in dict.fromkeys(value for _, value, _ in near):
         code, _, words = next(k for k in near if k[1] == value)
-        also = tuple(f"it also equals {w} ({c})" for c, _, w in near if w != words)
+        also = tuple(f"it also equals {w} ({c})" for c, _, w in near if c != code)
         mistaken = [a * value for a in left]
         yield Proposal(
             code, f"{text}, {words}", mistaken, right, left, factor, words, also, tried=len(known)
@@ -205,6 +205,8 @@ def _quantities(case: Case) -> list[tuple[str, float, str]]:
             ("scale.accumulation", microbatches, f"the number of microbatches of {side}"),
             ("scale.other", world * microbatches, f"world size × microbatches of {side}"),
         ):
+            if code == "scale.other" and 1 in (world, microbatches):
+                continue  # the product is the other number
             known.append((code, float(count), f"{words} ({count})"))
             known.append((code, 1 / count if count else 0.0, f"1 / {words} (1/{count})"))
     for side, world, catalog in (("b", sides[0][1], case.b), ("a", sides[1][1], case.a)):
