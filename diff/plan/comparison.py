@@ -47,11 +47,12 @@ class Comparison:
     of the terms that were summed; None where no formula is known. ``magnitude`` is the norm of the terms
     summed where that exceeds the norm of the result (cancellation). ``copies_*`` are what every rank
     holds where all should hold the same. ``quiet`` returns both sides without the elements of which the
-    recorded inputs are nothing but round-off, None where there are none: it is asked where no formula tells
-    what an update may make of them. ``eps`` is the spacing at which the operation computed, where it is
-    known better than by the coarsest dtype of the run; 0 where it isn't. ``terms`` is the norm of the terms
-    summed, where the plan knows it; ``noise`` an allowance beyond round-off, relative; ``of_error`` one in
-    terms of the relative error of the activations that the boundary was computed from.
+    recorded inputs are nothing but round-off, or that a gate may let pass in one run alone, None where there
+    are none: it is asked where no formula tells what was made of them. ``eps`` is the spacing at which the
+    operation computed, where it is known better than by the coarsest dtype of the run; 0 where it isn't.
+    ``terms`` is the norm of the terms summed, where the plan knows it; ``noise`` an allowance beyond
+    round-off, relative; ``of_error`` one in terms of the relative error of the activations that the boundary
+    was computed from.
     """
 
     slot: Slot

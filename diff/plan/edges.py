@@ -129,11 +129,11 @@ class Edges:
                 if user.kind == Kind.LOSS:
                     parents |= self._of_loss(user, user_microbatch, source)
                 elif user.slot.startswith("in.") and self._is_between(source, (user_microbatch, user)):
-                    parents[(user_microbatch, user._replace(kind=Kind.ACTIVATION_GRAD))] = None
+                    self._add_between((user_microbatch, user), parents)
                 elif user.slot.startswith("in."):
                     self._add_call(user, user_microbatch, parents, earlier)
                 elif user.kind == Kind.ACTIVATION:
-                    parents[(user_microbatch, user._replace(kind=Kind.ACTIVATION_GRAD))] = None
+                    self._add_between((user_microbatch, user), parents)
         parents.pop((microbatch, slot), None)
         parents[(None, ROWS)] = None  # the objective is over all rows
         if len(parents) == 1:
@@ -145,6 +145,16 @@ class Edges:
         gradient = user[1]._replace(kind=Kind.ACTIVATION_GRAD)
         recorded = gradient in self.pair.a.items or gradient in self.pair.b.items
         return recorded and (source, user) not in self.handed_on
+
+    def _add_between(self, user: Ref, parents: dict[Ref, None]) -> None:
+        """Add what the backward of code between modules reads: the gradient of what it made, and its values.
+
+        Such code is attention, which computes one tensor from several: each one's gradient is of all of them.
+        """
+        parents[(user[0], user[1]._replace(kind=Kind.ACTIVATION_GRAD))] = None
+        given = [source for source in self.producers.get(user, {}) if source[1].kind == Kind.ACTIVATION]
+        if len(given) > 1:
+            parents |= dict.fromkeys([*given, user])
 
     def _add_call(
         self, value: Slot, microbatch: int | None, parents: dict[Ref, None], earlier: dict[Ref, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -13,10 +14,11 @@ from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.backward import calls_of_pass, summed_over_passes
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, coarser_eps
 from tensortrace.diff.plan.dispatched import by_dispatch
 from tensortrace.diff.plan.edges import SUMMED, Edges
 from tensortrace.diff.plan.evaluations import AMPLIFIED
+from tensortrace.diff.plan.gates import without_flipped
 from tensortrace.diff.plan.labels import cut_otherwise, is_target, labels_in_order
 from tensortrace.diff.plan.precision import (
     eps_of_loss,
@@ -171,6 +173,7 @@ def _plan_one(
         )  # fmt: skip
         return
     eps, terms, of_error = _known_arithmetic(slot, microbatch, (*a, *b), pair, edges)
+    of_gradient = slot.kind == Kind.ACTIVATION_GRAD
     plan.comparisons.append(
         Comparison(
             slot=slot,
@@ -182,6 +185,7 @@ def _plan_one(
             earlier=earlier,
             exact=all(is_exact(i.entry.dtype) for i in (*a, *b)),
             noise=AMPLIFIED if microbatch in pair.evaluations and slot.kind == Kind.ACTIVATION else 0.0,
+            quiet=partial(without_flipped, eps=coarser_eps((*a, *b))) if of_gradient else None,
             eps=eps,
             terms=terms,
             of_error=of_error,

@@ -19,7 +19,9 @@ def sizes(draw: Draw, what: str = "") -> list[str]:
 
 
 def lm(draw: Draw, ranks: int, options: str, common: str = "", what: str = "") -> Run:
-    return Run("lm.py", ranks, (*sizes(draw, what), *common.split(), *options.split()))
+    drawn = sizes(draw, what)
+    longer = str(int(drawn[drawn.index("--length") + 1]) + 7)  # as long as there are positions
+    return Run("lm.py", ranks, (*drawn, *f"{common} {options}".replace("LONGER", longer).split()))
 
 
 def pair(
@@ -126,8 +128,8 @@ LEGAL = [
     pair(
         "lm-shuffled", "the rows of the batch in another order, on four ranks", "--sampler shuffled", ranks=4
     ),
-    pair("lm-padding", "the same rows padded further", "--pad-to 20"),
-    pair("lm-padding-ranks", "each rank pads to its own longest row", "", ranks=4, a="--pad-to 17"),
+    pair("lm-padding", "the same rows padded further", "--pad-to LONGER"),
+    pair("lm-padding-ranks", "each rank pads to its own longest row", "", ranks=4, a="--pad-to LONGER"),
     pair("lm-attention-math", "explicit softmax against the math kernel", "--attention math"),
     pair(
         "lm-attention-flash",
