@@ -149,12 +149,11 @@ class Edges:
     def _add_between(self, user: Ref, parents: dict[Ref, None]) -> None:
         """Add what the backward of code between modules reads: the gradient of what it made, and its values.
 
-        Such code is attention, which computes one tensor from several: each one's gradient is of all of them.
+        Such as attention, which computes one tensor from several: each one's gradient is made of all of them.
         """
         parents[(user[0], user[1]._replace(kind=Kind.ACTIVATION_GRAD))] = None
         given = [source for source in self.producers.get(user, {}) if source[1].kind == Kind.ACTIVATION]
-        if len(given) > 1:
-            parents |= dict.fromkeys([*given, user])
+        parents |= dict.fromkeys([*given, user])
 
     def _add_call(
         self, value: Slot, microbatch: int | None, parents: dict[Ref, None], earlier: dict[Ref, None]
