@@ -277,6 +277,21 @@ def _mask_of_features(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
     return None
 
 
+def _mask_of_tokens(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Return a matrix of zeros and ones beside the tokens; its zeros are ends of rows that hold one token."""
+    tokens = _tokens(tensors)
+    if tokens is None:
+        return None
+    for value in tensors.values():
+        if value is tokens or value.shape != tokens.shape or not ((value == 0) | (value == 1)).all():
+            continue
+        left_out = value == 0
+        ends = [_run(row) + _run(row[::-1]) == row.sum() for row in left_out if not row.all()]
+        if left_out.any() and ends and all(ends) and len(np.unique(tokens[left_out])) == 1:
+            return value
+    return None
+
+
 def _ignored_positions(
     view: StepView, phase: str, inputs: dict[Part, dict[str, np.ndarray]], *, time_major: bool
 ) -> dict[Part, np.ndarray]:
@@ -285,6 +300,7 @@ def _ignored_positions(
     for part, tensors in inputs.items():
         tokens = _tokens(tensors)
         mask = next((v for name, v in tensors.items() if "mask" in name), _mask_of_features(tensors))
+        mask = _mask_of_tokens(tensors) if mask is None else mask
         if tokens is not None and mask is not None and mask.shape == tokens.shape:
             found[part] = np.asarray(mask == 0)
     for slot, items in view.find(Kind.LOSS, phase=phase):

@@ -31,12 +31,12 @@ def position(case: Case) -> Sequence[Proposal]:
         number = float((right[-1] - right[0]) / moved) if moved else float(right[0] - left[0])
         evidence = _lr_evidence(case)
         return (Proposal("schedule.position", text, [mistaken], [right], [left], number, words, evidence),)
-    offset = float(right[0] - left[0])
-    text = f"the scheduler's position is off by {offset:g}: {_pairs_text(left, right)}"
+    begins = int(np.argmax(left != right))  # before it both stand alike
+    offset = float(right[begins] - left[begins])
+    text = f"the scheduler's position is off by {offset:g}: {_pairs_text(left[begins:], right[begins:])}"
+    mistaken = left + np.where(np.arange(len(left)) < begins, 0.0, offset)
     return (
-        Proposal(
-            "schedule.position", text, [left + offset], [right], [left], offset, None, _lr_evidence(case)
-        ),
+        Proposal("schedule.position", text, [mistaken], [right], [left], offset, None, _lr_evidence(case)),
     )
 
 

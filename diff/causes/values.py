@@ -30,6 +30,8 @@ def nonfinite(case: Case) -> Sequence[Proposal]:
     loaded, slot = case.origin.assembled, case.origin.node.slot
     if loaded is None or slot.kind in (Kind.INPUT, Kind.SCHEDULE) or loaded.exact:
         return ()
+    if slot.slot in ("norm_type", "max_norm"):  # settings: infinity is one of them
+        return ()
     a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
     bad = ~np.isfinite(b) & np.isfinite(a)
     if not bad.any():

@@ -162,3 +162,16 @@ def test_padding_that_one_run_trains_on_is_known_from_the_other(tmp_path: Path) 
         pairing = pair(*read_batches(Catalog(a).view(0), Catalog(b).view(0), "train"))
     assert not pairing.by_order
     assert [(y.start, y.stop) for _, y in pairing.pairs] == [(0, 3), (0, 2)]
+
+
+def test_a_mask_that_has_no_name_is_known_by_what_it_leaves_out(tmp_path: Path) -> None:
+    def given(documents: list[list[int]], width: int) -> list[Any]:
+        ids = np.array([row + [PAD] * (width - len(row)) for row in documents])
+        common = {"kind": Kind.INPUT, "name": "(root)", "microbatch": 0}
+        return [(common | {"slot": "in.0"}, ids), (common | {"slot": "in.1"}, (ids != PAD).astype("i8"))]
+
+    one = _batch(tmp_path / "a", given([[1, 2, 3], [4, 5]], 5))
+    two = _batch(tmp_path / "b", given([[4, 5]], 2), given([[1, 2, 3]], 4))
+    found = pair(one, two)
+    assert not found.by_order
+    assert [(x.start, x.stop) for x, _ in found.pairs] == [(0, 3), (0, 2)]

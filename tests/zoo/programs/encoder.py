@@ -1,15 +1,11 @@
-"""Train an encoder that sees whole rows, padded to one length, and tells a class of each from the mean.
+"""Train a masked language model: torch's transformer encoder layers with padding masks, on one or more ranks.
 
-    python encoder.py
-    torchrun --nproc-per-node 2 encoder.py --plant NAME
-
-What is padding must be seen by no token and must not count in the mean.
+The objective is the mean over the masked tokens of the whole batch, plus a sentence loss of its rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 
 import torch
@@ -18,127 +14,107 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+PAD, MASK = 0, 1
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--plant", default="")
-    add("--at", type=int, default=0)
-    add("--since", type=int, default=0)
-    add("--steps", type=int, default=4)
-    add("--seed", type=int, default=0)
-    add("--heads", type=int, default=2)
-    add("--width", type=int, default=12)
-    add("--vocabulary", type=int, default=40)
-    add("--length", type=int, default=10)
-    add("--classes", type=int, default=5)
-    add("--rows", type=int, default=8)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--width", type=int, default=20)
+    parser.add_argument("--heads", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, default=47)
+    parser.add_argument("--length", type=int, default=12)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=1)
+    parser.add_argument("--mask", choices=["padding", "additive"], default="padding")
+    parser.add_argument("--pad-to", type=int, default=0)
+    parser.add_argument("--norm-first", action="store_true")
+    parser.add_argument("--loss", choices=["ignore", "select"], default="ignore")
+    parser.add_argument("--autocast", action="store_true")
     return parser.parse_args()
-
-
-class Mixing(nn.Module):
-    """Scaled dot products of [rows, heads, positions, head_dim], over tokens that are not padding."""
-
-    def __init__(self, plant: str) -> None:
-        super().__init__()
-        self.plant = plant
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        if self.plant != "padding-attended":
-            scores = scores.masked_fill(mask[:, None, None] == 0, -math.inf)
-        return scores.softmax(-1) @ v
-
-
-class Attention(nn.Module):
-    def __init__(self, options: argparse.Namespace, plant: str) -> None:
-        super().__init__()
-        self.heads = options.heads
-        self.qkv = nn.Linear(options.width, 3 * options.width)
-        self.mixing = Mixing(plant)
-        self.out = nn.Linear(options.width, options.width)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.out(self.mixing(q, k, v, mask).transpose(1, 2).flatten(2))
-
-
-class Block(nn.Module):
-    def __init__(self, options: argparse.Namespace, plant: str) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(options.width)
-        self.attention = Attention(options, plant)
-        self.mlp = nn.Sequential(nn.Linear(options.width, 21), nn.GELU(), nn.Linear(21, options.width))
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = x + self.attention(self.norm(x), mask)
-        return x + self.mlp(x)
-
-
-class Pool(nn.Module):
-    """The mean over tokens, [rows, width]."""
-
-    def __init__(self, plant: str) -> None:
-        super().__init__()
-        self.plant = plant
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        if self.plant == "padding-pooled":
-            return x.mean(1)
-        return (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
 
 class Encoder(nn.Module):
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__()
-        self.token = nn.Embedding(options.vocabulary, options.width)
-        self.position = nn.Embedding(options.length, options.width)
-        self.blocks = nn.ModuleList(
-            Block(options, options.plant if n == options.at else "") for n in range(2)
-        )
-        self.norm = nn.LayerNorm(options.width)
-        self.pool = Pool(options.plant)
-        self.classes = nn.Linear(options.width, options.classes)
+        width, self.heads, self.mask = options.width, options.heads, options.mask
+        self.words = nn.Embedding(options.vocabulary, width, padding_idx=PAD)
+        self.positions = nn.Embedding(options.length + 10, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, options.heads, 2 * width + 3, dropout=0.0, activation="gelu", batch_first=True,
+                norm_first=options.norm_first,
+            )
+            for _ in range(2)
+        )  # fmt: skip
+        self.words_out = nn.Linear(width, options.vocabulary)
+        self.sentence = nn.Linear(width, 2)
 
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
-        for block in self.blocks:
-            x = block(x, mask)
-        return self.classes(self.pool(self.norm(x), mask))
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        padded = tokens == PAD
+        x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for layer in self.layers:
+            if self.mask == "padding":
+                x = layer(x, src_key_padding_mask=padded)
+            else:
+                wide = torch.zeros(padded.shape, dtype=torch.float32).masked_fill(padded, float("-inf"))
+                mask = wide[:, None, None, :].expand(-1, self.heads, tokens.shape[1], -1).flatten(0, 1)
+                x = layer(x, src_mask=mask)
+        return self.words_out(x), self.sentence(x[:, 0])
 
 
-def batch(options: argparse.Namespace, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return this rank's tokens, their mask and the classes; every row has padding."""
-    drawn = torch.Generator().manual_seed(options.seed * 100 + step)
-    tokens = torch.randint(1, options.vocabulary, (options.rows, options.length), generator=drawn)
-    lengths = torch.randint(3, options.length, (options.rows,), generator=drawn)
-    classes = torch.randint(0, options.classes, (options.rows,), generator=drawn)
-    mask = (torch.arange(options.length) < lengths[:, None]).long()
-    return (tokens * mask)[RANK::WORLD], mask[RANK::WORLD], classes[RANK::WORLD]
+def rows_of(options: argparse.Namespace, step: int) -> list[tuple[Tensor, Tensor, int]]:
+    """Return, for every row of a step, tokens with some masked, the words under the masks, and a label."""
+    generator = torch.Generator().manual_seed(31 * options.seed + step)
+    found = []
+    for _ in range(options.rows):
+        length = int(torch.randint(4, options.length + 1, (1,), generator=generator))
+        words = torch.randint(2, options.vocabulary, (length,), generator=generator)
+        hidden = torch.rand(length, generator=generator) < 0.3
+        hidden[1] = True
+        label = int(torch.randint(0, 2, (1,), generator=generator))
+        found.append((words.masked_fill(hidden, MASK), words.masked_fill(~hidden, -100), label))
+    return found
+
+
+def collate(rows: list[tuple[Tensor, Tensor, int]], pad_to: int) -> tuple[Tensor, Tensor, Tensor]:
+    length = max(pad_to, max(len(tokens) for tokens, _, _ in rows))
+    tokens = torch.stack([F.pad(t, (0, length - len(t)), value=PAD) for t, _, _ in rows])
+    words = torch.stack([F.pad(w, (0, length - len(w)), value=-100) for _, w, _ in rows])
+    return tokens, words, torch.tensor([label for _, _, label in rows])
 
 
 def main() -> None:
     options = arguments()
-    if WORLD > 1:
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if world > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(options.seed)
-    inner = Encoder(options)
-    model: nn.Module = DistributedDataParallel(inner) if WORLD > 1 else inner
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    model: nn.Module = Encoder(options)
+    trained = DistributedDataParallel(model) if world > 1 else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-6)
     for step in range(options.steps):
-        tokens, mask, classes = batch(options, step)
-        F.cross_entropy(model(tokens, mask), classes).backward()
+        rows = rows_of(options, step)
+        total = sum(int((words >= 0).sum()) for _, words, _ in rows)
+        mine = rows[rank::world]
+        each = len(mine) // options.microbatches
+        for number in range(options.microbatches):
+            tokens, words, labels = collate(mine[number * each : (number + 1) * each], options.pad_to)
+            with torch.autocast("cpu", torch.bfloat16, enabled=options.autocast):
+                scores, sentence = trained(tokens)
+            scores, sentence = scores.float(), sentence.float()
+            if options.loss == "ignore":
+                told = F.cross_entropy(scores.flatten(0, 1), words.flatten(), reduction="sum")
+            else:
+                asked = words >= 0
+                told = F.cross_entropy(scores[asked], words[asked], reduction="sum")
+            loss = told / total + 0.5 * F.cross_entropy(sentence, labels, reduction="sum") / len(rows)
+            (loss * world).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        scheduler.step()
-        if options.plant == "momentum-restarted" and step + 1 == options.since:
-            optimizer.state.clear()  # a layer was unfrozen, and the optimizer made anew
-        if options.plant == "scheduled-twice" and step + 1 == options.since:
-            scheduler.step()  # at the end of an epoch, too
-    if WORLD > 1:
+    if world > 1:
         dist.destroy_process_group()
 
 

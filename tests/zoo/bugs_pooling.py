@@ -1,4 +1,4 @@
-"""Mistakes planted in ``programs/encoder.py``: padding that is seen, and an update that goes wrong later."""
+"""Mistakes planted in ``programs/pooling.py``: padding that is seen, and an update that goes wrong later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.zoo.case import At, Bug, Draw, Pair, Planted, Run
 
 
 def sizes(draw: Draw) -> list[str]:
-    random = draw.of("encoder")
+    random = draw.of("pooling")
     heads = random.choice([2, 3])
     return [
         "--seed", str(random.randrange(1000)),
@@ -27,7 +27,7 @@ def bug(name: str, story: str, code: str, first: Callable[[int, int], At], *, ra
         at, since = draw.of(name).choice([0, 1]), draw.of(f"{name} since").choice([1, 2, 3])
         planted = ("--plant", name, "--at", str(at), "--since", str(since))
         pair = Pair(
-            Run("encoder.py", 1, tuple(sizes(draw))), Run("encoder.py", ranks, (*sizes(draw), *planted))
+            Run("pooling.py", 1, tuple(sizes(draw))), Run("pooling.py", ranks, (*sizes(draw), *planted))
         )
         return Planted(pair, first(at, since), code)
 
