@@ -28,7 +28,8 @@ def _pair(case: Case) -> tuple[np.ndarray, np.ndarray] | None:
 def nonfinite(case: Case) -> Sequence[Proposal]:
     """Propose that elements are NaN or infinite, and everything else is right."""
     loaded, slot = case.origin.assembled, case.origin.node.slot
-    if loaded is None or slot.kind in (Kind.INPUT, Kind.SCHEDULE) or loaded.exact:
+    chosen = slot.kind in (Kind.INPUT, Kind.SCHEDULE) or slot.slot in ("norm_type", "max_norm")
+    if loaded is None or chosen or loaded.exact:
         return ()
     if slot.slot in ("norm_type", "max_norm"):  # settings: infinity is one of them
         return ()
