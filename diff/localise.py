@@ -23,7 +23,7 @@ SHARE = 0.999
 PART = 0.5
 """A place is told only if it is a smaller part of the tensor than this."""
 
-MOST_ELEMENTS = 1 << 24
+MOST_ELEMENTS = 1 << 22
 _PARAMETERS = frozenset(
     {
         Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD, Kind.OPTIMIZER_STATE,

@@ -35,7 +35,7 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
         if node not in found:
             found[node] = gaps[node]
             waiting += [p for p in execution.graph.parents(node) if p in gaps]
-    if not found:
+    if not found or _harmless(found, gaps, execution):
         return None
     first = min(found, key=execution.graph.order_key)
     called = dict.fromkeys(
@@ -45,6 +45,21 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
     entry = replace(found[first], reason=reason, diverges=True)
     text = f"{reason}, and what is computed from it differs"
     return Outcome(first, entry, "origin", None, None, text, None, origin.pair)
+
+
+def _harmless(found: dict[Node, OneSided], gaps: dict[Node, OneSided], execution: Execution) -> bool:
+    """Tell whether such a call is lacking in another layer or step too, and what follows agrees there.
+
+    Then the other run computes the same in another way.
+    """
+    leaves = {(n.slot.name.rpartition(".")[2], e.side) for n, e in found.items()}
+    alike = {n for n, e in gaps.items() if (n.slot.name.rpartition(".")[2], e.side) in leaves}
+    alike = {n for n in alike if n.slot.kind == Kind.ACTIVATION}
+    return any(
+        not error.diverges and node not in gaps and alike.intersection(execution.graph.parents(node))
+        for node, error in execution.errors.items()
+        if node.slot.kind == Kind.ACTIVATION
+    )
 
 
 def _unknown_parameter(origin: Outcome, gaps: dict[Node, OneSided]) -> Outcome | None:

@@ -160,6 +160,10 @@ def total_norm(case: Case) -> Sequence[Proposal]:
     return proposals
 
 
+_MOST_ELEMENTS = 1 << 22
+"""Of more gradients at once none are looked at: all of them are held."""
+
+
 def own_part_by_hand(case: Case) -> Iterator[Proposal]:
     """Propose that code of the program's own clips each rank's part by the norm of that part alone.
 
@@ -170,6 +174,8 @@ def own_part_by_hand(case: Case) -> Iterator[Proposal]:
         return
     a, b = case.pair.gradients_a, case.pair.gradients_b
     names = [n for n in b.names if a.consumed(n) and b.consumed(n)]
+    if sum(math.prod(i.entry.local_shape) for n in names for i in b.consumed_copies(n)) > _MOST_ELEMENTS:
+        return
     limit = math.sqrt(sum(float(np.sum(_consumed(a, n).astype(np.float64) ** 2)) for n in names))
     before = {n: added_by_rank(b.rung_copies(Kind.REDUCED_GRAD, n) or b.local_items(n)) for n in names}
     after = {n: added_by_rank(b.consumed_copies(n)) for n in names}

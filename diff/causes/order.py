@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,6 +12,9 @@ from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.plan.gradients import final_events
 from tensortrace.tracer.types import Kind
+
+_MOST_ELEMENTS = 1 << 24
+"""Of more gradients at once none are looked at: all of them are held."""
 
 _RUNGS = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
 _WORDS = {
@@ -30,6 +34,11 @@ def other_order(case: Case) -> Iterator[Proposal]:
         return
     gradients_a, gradients_b = case.pair.gradients_a, case.pair.gradients_b
     names = [n for n in gradients_b.names if gradients_a.consumed(n) and gradients_b.consumed(n)]
+    if (
+        sum(math.prod(i.entry.local_shape) for n in names for i in gradients_b.consumed_copies(n))
+        > _MOST_ELEMENTS
+    ):
+        return
     early = {_before_reduction(_order(gradients_a, n), _order(gradients_b, n)) for n in names}
     if len(early) != 1 or early == {None}:
         return

@@ -10,7 +10,7 @@ from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.stream import Sum
 from tensortrace.tracer.types import Kind
 
-_MOST = 1 << 24
+_MOST = 1 << 22
 _KINDS = frozenset({Kind.PARAM, Kind.LOCAL_GRAD})
 
 

@@ -21,7 +21,7 @@ _MASKED = -1e4
 _OF_PARAMETERS = frozenset(
     {Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD, Kind.PARAM}
 )
-_MOST = 1 << 24
+_MOST = 1 << 22
 _MOST_COUNTS = 512
 """How many sizes of the vocabulary are tried where nothing tells it."""
 

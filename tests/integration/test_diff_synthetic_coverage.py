@@ -231,3 +231,20 @@ def test_another_loss_function_is_told_at_the_loss(judge: Judge) -> None:
     assert place(result)[:4] == (0, 0, "loss", "cross_entropy")
     assert codes(result) == ["boundary.missing"]
     assert "cross_entropy is called only in a, focal_loss is called only in b" in result.headline
+
+
+def test_a_module_that_one_run_does_in_its_own_way_is_not_where_a_later_step_went_wrong(judge: Judge) -> None:
+    class OwnWay(Program):
+        """It computes its activation function itself, and in step 1 gives the head something else."""
+
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            if (at.kind, at.name, at.slot, at.step) == (Kind.ACTIVATION, "head", "in.0", 1):
+                return np.asarray(value + np.random.default_rng(3).normal(size=value.shape), value.dtype)
+            return value
+
+        def keeps(self, at: At) -> bool:
+            return at.name != "act"
+
+    result = judge(Program(), OwnWay())
+    assert place(result) == (1, 0, "activation", "head", "in.0")
+    assert codes(result) == []
