@@ -22,6 +22,9 @@ MAX_OPERATIONS = 20_000
 CallKey = tuple[int | None, str, int]
 """Microbatch, module, call."""
 
+_Passes = tuple[list[Entry], list[Entry]]
+"""The entries of a call's first pass, and of its recomputed one."""
+
 
 class Given(NamedTuple):
     """A tensor that an operation was given: where its value is, and what it is."""
@@ -106,17 +109,24 @@ def calls_of(trace: Trace, step: int) -> dict[CallKey, list[Call]]:
     """Return the calls of a step that were looked into, each on every rank that recorded it."""
     found: dict[CallKey, list[Call]] = defaultdict(list)
     for rank in trace.ranks:
-        by_call: dict[CallKey, list[Entry]] = defaultdict(list)
+        by_call: dict[CallKey, _Passes] = defaultdict(lambda: ([], []))
         for entry in rank.entries:
-            if (
-                entry.step == step
-                and entry.kind in (Kind.OPERATION, Kind.OPERATION_GRAD)
-                and not entry.recompute
-            ):
-                by_call[entry.microbatch, entry.name, entry.call].append(entry)
-        for key, entries in by_call.items():
-            found[key].append(_call(rank, entries))
+            if entry.step == step and entry.kind in (Kind.OPERATION, Kind.OPERATION_GRAD):
+                by_call[entry.microbatch, entry.name, entry.call][entry.recompute].append(entry)
+        for key, passes in by_call.items():
+            found[key].append(_call(rank, _with_gradients(*passes)))
     return found
+
+
+def _with_gradients(first: list[Entry], again: list[Entry]) -> list[Entry]:
+    """Return the pass to whose operations gradients belong.
+
+    Inside a reentrant checkpoint the first pass has none: autograd then keeps no results, so that its
+    operations are fewer, and the gradients' numbers are those of the recomputed pass.
+    """
+    if not again or any(entry.meta.requires_grad for entry in first):
+        return first
+    return [*again, *(entry for entry in first if entry.kind is Kind.OPERATION_GRAD)]
 
 
 def _call(source: RankSource, entries: Iterable[Entry]) -> Call:

@@ -235,6 +235,9 @@ def _evidence(found: Found, search: Search) -> tuple[str, ...]:
     verdict = found.verdict
     if verdict is not None and verdict.how:
         lines.append(f"the ranks' tensors met as: {verdict.how}")
+    if found.a is None or found.b is None or found.a.op != found.b.op:
+        alone = [(side, op) for side, op in (("a", found.a), ("b", found.b)) if op and op.settings]
+        lines += [f"{op.op} in {side} is given {_settings(op)}" for side, op in alone]
     for side, others in (("a", found.others_a), ("b", found.others_b)):
         rest = [op for op in others if op is not found.a and op is not found.b]
         if rest:
@@ -250,6 +253,10 @@ def _evidence(found: Found, search: Search) -> tuple[str, ...]:
         unmet = [op for op, _ in search.unmet]
         lines.append(f"not compared before it: {_some(unmet)} ({search.unmet[0][1]})")
     return tuple(lines)
+
+
+def _settings(operation: Operation) -> str:
+    return ", ".join(f"{name} {value}" for name, value in list(operation.settings.items())[:MAX_SHOWN])
 
 
 def _some(operations: Sequence[Operation]) -> str:

@@ -207,7 +207,7 @@ class Search:
                     side.items(m, self._microbatch) for side, m in zip((self.a, self.b), members, strict=True)
                 ]
                 found = bring(items[0], items[1]) if bring else None
-            except (NotComparable, TraceError, Unreadable):
+            except (NotComparable, TraceError, Unreadable, ValueError):
                 return None
             return None if found is None else Met("row by row", found.a, found.b)
 

@@ -131,6 +131,18 @@ def test_fused_and_decomposed_attention_meet_at_the_ends(
     assert_found("rope-dtype", compared(a, rope).operation)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["reentrant", "not"])
+def test_a_gradient_is_traced_through_a_checkpoint(
+    a: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recompute: str
+) -> None:
+    """They belong to the recomputed operations of a reentrant checkpoint, to the first ones otherwise."""
+    same = recorded(monkeypatch, tmp_path, "same", "--recompute", recompute)
+    assert compared(a, same).verdict == "equivalent"
+    b = recorded(monkeypatch, tmp_path, "b", "--recompute", recompute, "--plant", "no-detach")
+    assert_found("no-detach", compared(same, b).operation)
+
+
 def test_without_zoom_the_hint_says_what_to_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = recorded(monkeypatch, tmp_path, "a", zoom="blocks.0.mlp")
     b = recorded(monkeypatch, tmp_path, "b", "--plant", "scale", zoom="blocks.0.mlp")
