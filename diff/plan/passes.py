@@ -241,7 +241,12 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
 
         def gradients(scale: Scale) -> Assembled:
             def one(x: tuple[Item, ...], y: tuple[Item, ...]) -> Assembled:
-                return by_rows(x, y, pairing, scale_b=scale, additive=True)
+                found = by_rows(x, y, pairing, scale_b=scale, additive=True)
+                if not found.owners and _lacks_gradients(pair):
+                    raise NotComparable(
+                        "it is summed over the batch, and some ranks recorded no gradients of it"
+                    )
+                return found
 
             return summed_over_passes(slot, a, b, pair, calls, one) if calls else one(a, b)
 
@@ -249,6 +254,19 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
     return _or_dispatched(
         lambda _: by_rows(a, b, pairing, row_bound=slot.kind == Kind.LOSS), slot, a, b, pair, lambda: None
     )
+
+
+def _lacks_gradients(pair: StepPair) -> bool:
+    """Tell whether some part of a batch has no activation gradients at all: its rank did not record them."""
+    for side, view in enumerate((pair.a, pair.b)):
+        wanted = {rows[side].part for rows in pair.pairing.pairs}
+        for _, items in view.find(Kind.ACTIVATION_GRAD, phase="train"):
+            wanted -= {item.part for item in items if item.part is not None}
+            if not wanted:
+                break
+        if wanted:
+            return True
+    return False
 
 
 Scale = Callable[[Row], float] | None
