@@ -76,7 +76,7 @@ def compare(
     with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b:
         trace_a, notes_a = laid_out(opened_a, options.layout_a)
         trace_b, notes_b = laid_out(opened_b, options.layout_b)
-        floors = _floors(trace_a, options)
+        floors, of_floors = _floors(trace_a, options)
         execution = Execution(exact=options.policy == "exact", floors=floors, ledger=Ledger(rules))
         left, right = Catalog(trace_a), Catalog(trace_b)
         Catalog.tie(left, right)
@@ -86,6 +86,7 @@ def compare(
         notes += [*start_notes(trace_a, trace_b), *notes_a, *notes_b]
         notes += _precision_notes(trace_a, trace_b)
         notes += _execute(execution, left, right, alignment, options, progress)
+        notes += of_floors
         notes += floor_notes(judgement for _, judgement in execution.judged)
         narrowed = options.kinds or options.include or options.exclude
         if not execution.compared and not execution.gaps and narrowed:
@@ -143,18 +144,50 @@ def options_text(options: CompareOptions) -> str:
     return options.policy
 
 
-def _floors(a: Trace, options: CompareOptions) -> dict[Node, Floor]:
-    """Return what identical code differs by at each boundary, over all floor runs."""
+def _floors(a: Trace, options: CompareOptions) -> tuple[dict[Node, Floor], list[str]]:
+    """Return what identical code differs by at each boundary over all floor runs, and notes.
+
+    Raises BadRequest for a floor that began elsewhere, or was given other rows: it is no run of a's own code.
+    """
     found: dict[Node, list[tuple[float, float, float]]] = {}
+    notes = []
     for path in options.floor:
         with Trace.open(Path(path)) as opened:
             again, _ = laid_out(opened, options.layout_a)
             execution = Execution()
             left, right = Catalog(a), Catalog(again)
             _execute(execution, left, right, align_steps(left, right, None), options, None)
+            _refuse_another(path, execution)
+            notes += _beyond_noise(path.name, execution)
             for node, error in execution.errors.items():
                 found.setdefault(node, []).append((error.rel, error.peak, error.factor))
-    return {node: floor for node, errors in found.items() if (floor := floor_of(errors))}
+    return {node: floor for node, errors in found.items() if (floor := floor_of(errors))}, notes
+
+
+def _beyond_noise(name: str, execution: Execution) -> list[str]:
+    """Tell of a floor that differs as other programs do: all that it shows is taken for noise."""
+    told = [o for o in execution.outcomes if o.role == "origin" and o.judgement is not None]
+    if not told:
+        return []
+    first = min(told, key=lambda o: execution.graph.order_key(o.node))
+    slot, error = first.node.slot, first.metrics.rel_l2 if first.metrics else None
+    times = first.judgement.ratio if first.judgement else 0.0
+    return [
+        f"floor {name} differs from a by {error or 0.0:.2g} at {slot.kind} {slot.name} {slot.slot} of step "
+        f"{first.node.step}, {times:.3g} times what correct programs may: is it a run of the same code?"
+    ]
+
+
+def _refuse_another(path: Path, execution: Execution) -> None:
+    """Raise where a floor cannot be a run of the same code."""
+    began = any(outcome.node.step == INIT_STEP for outcome in execution.outcomes)
+    if began or execution.diverged([Kind.INPUT]) or not execution.compared:
+        why = "starts from other parameters than a" if began else "was given other rows than a"
+        raise BadRequest(
+            f"--floor {path} is no run of a's own code",
+            found=f"a trace that {why if execution.compared or began else 'shares no boundary with a'}",
+            remedy="record a's own command once more",
+        )
 
 
 def _execute(

@@ -73,6 +73,25 @@ def test_a_floor_of_repeated_noisy_runs_hides_their_noise(judge: Judge) -> None:
     assert_equivalent(judge(runs[0], runs[1], floor=tuple(runs[2:])))
 
 
+def test_a_floor_that_differs_as_other_code_does_is_said(judge: Judge) -> None:
+    class Mistaken(Program):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            return value * np.float32(1.01) if (at.kind, at.name) == (Kind.ACTIVATION, "hidden") else value
+
+    wrong = judge.write(Mistaken())
+    result = judge(Program(), wrong, floor=(wrong,))
+    assert any("is it a run of the same code?" in note for note in result.notes)
+
+
+def test_a_floor_that_was_given_other_rows_is_refused(judge: Judge) -> None:
+    class Elsewhere(Program):
+        def documents(self, step: int) -> Documents:
+            return super().documents(step + 100)
+
+    with pytest.raises(BadRequest, match="no run of a's own code"):
+        judge(Program(), Program(order=1), floor=(judge.write(Elsewhere()),))
+
+
 def test_a_mistake_above_the_floor_is_found_through_the_noise(judge: Judge) -> None:
     class Louder(Program):
         def tamper(self, at, value):  # type: ignore[no-untyped-def]
