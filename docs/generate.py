@@ -127,10 +127,10 @@ def rewrite(path: Path, runs: Runs, options: argparse.Namespace) -> list[str]:
             continue
         if words(now) != words(match["shown"]):
             problems.append(f"{path.name}: the output of {command} has changed")
-            if not options.check:  # the page may have been edited meanwhile
-                block = f"<!-- output of: {command} -->\n```text\n"
-                text = path.read_text(encoding="utf-8").replace(block + match["shown"], block + now)
-                path.write_text(text, encoding="utf-8")
+        if not options.check and now != match["shown"]:  # the page may have been edited meanwhile
+            block = f"<!-- output of: {command} -->\n```text\n"
+            text = path.read_text(encoding="utf-8").replace(block + match["shown"], block + now)
+            path.write_text(text, encoding="utf-8")
     return problems
 
 
