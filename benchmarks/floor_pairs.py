@@ -24,7 +24,7 @@ from tensortrace.diff.engine import CompareOptions, compare
 from tensortrace.diff.result import Result
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nondeterministic.py"
-STEPS = 3
+STEPS = 2
 
 
 def record(folder: Path, mistake: str | None = None) -> Path:
@@ -65,6 +65,8 @@ def main() -> None:
                 alarms += 1
                 print(f"alarm in pair {number}: {result.headline}")
             bare += number < 10 and not compare(a, b)
+            if number % 10 == 9:
+                print(f"{number + 1} pairs: {alarms} alarms", flush=True)
         print(f"{alarms} alarms in {options.pairs} clean pairs with {options.floors} floor runs each")
         print(f"{bare} of the first {min(options.pairs, 10)} pairs alarm without a floor")
         quantiles = np.quantile(ratios, [0.5, 0.9, 0.99, 1.0])

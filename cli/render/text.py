@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tensortrace.cli.render import words
+from tensortrace.cli.render.boundaries import boundaries
 from tensortrace.cli.render.expected import declared
 from tensortrace.cli.render.finding import POLICIES, SENTENCE, SHORT, first, only_in_a
 from tensortrace.cli.render.numbers import counted, number
@@ -54,6 +55,8 @@ def render(result: Result, *, look: Look = _PLAIN, detail: Detail = "normal") ->
         declared(page, result.declared, limit=limit)
     _coverage(page, result, limit)
     _context(page, result)
+    if detail == "verbose":
+        boundaries(page, result)
     return page.text()
 
 
