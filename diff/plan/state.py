@@ -13,6 +13,7 @@ from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, Ste
 from tensortrace.diff.plan.consumers import Ref
 from tensortrace.diff.plan.evaluations import AMPLIFIED, size_of_list
 from tensortrace.diff.plan.gradients import window_slot
+from tensortrace.diff.plan.muon import noise_of_muon
 from tensortrace.diff.plan.updates import own_error, without_noise
 from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import ROOT, Kind
@@ -104,7 +105,8 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
         evaluated = replace(plain, noise=AMPLIFIED, terms=size_of_list(slot, pair.a))
         plan.comparisons.append(replace(evaluated, parents=(*parents, *_summed(pair))))
         return
-    plan.comparisons.append(replace(plain, own=own_error(slot, pair), quiet=quiet))
+    noise = noise_of_muon(slot, pair) if of_update else 0.0
+    plan.comparisons.append(replace(plain, own=own_error(slot, pair), quiet=quiet, noise=noise))
 
 
 def _summed(pair: StepPair) -> tuple[Ref, ...]:
