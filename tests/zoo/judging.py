@@ -67,6 +67,8 @@ def said_of(result: Result, first: At, code: str) -> str:
     if not matches(result.first_divergent.where, first):
         return "other place"
     named = result.causes[0].code if result.causes else ""
+    if code == "unexplained":  # what would explain it is in neither trace: any cause would be wrong
+        return "other cause" if named else "right"
     return "right" if named == code else "other cause" if named else "no cause"
 
 
