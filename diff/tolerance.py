@@ -48,7 +48,10 @@ is applied to a whole tensor (the weight of a token, a mean over ranks) is round
 ONE_WAY = 1.1
 """Times the mean effect of rounding all elements in one direction, which a correct kernel may do."""
 
-_TESTS = ("relative L2 error", "worst element", "common factor")
+COMMON_FACTOR = "common factor"
+"""The test by the projection, as its judgement's reason begins."""
+
+_TESTS = ("relative L2 error", "worst element", COMMON_FACTOR)
 
 AMPLIFY = 4.0
 """An operation may amplify its inputs' relative error by this much (normalisation, softmax)."""

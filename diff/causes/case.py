@@ -14,7 +14,7 @@ from tensortrace.diff.compare import EPS
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.plan.comparison import OneSided, StepPair
 from tensortrace.diff.result import Cause
-from tensortrace.diff.tolerance import AMPLIFY, OWN
+from tensortrace.diff.tolerance import AMPLIFY, COMMON_FACTOR, OWN
 from tensortrace.tracer.types import INIT_STEP, Kind
 
 EXACT_FLOOR = 1e-12
@@ -60,6 +60,12 @@ class Case:
         if judgement is None:
             return EXACT_FLOOR
         return max(judgement.allowed if judgement.noise is None else judgement.noise, EXACT_FLOOR)
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether the origin was found by one common factor, which may lie below its noise."""
+        judgement = self.origin.judgement
+        return judgement is not None and judgement.reason.startswith(COMMON_FACTOR)
 
     @cached_property
     def world_b(self) -> int:
@@ -130,7 +136,12 @@ def settle(case: Case, proposal: Proposal) -> Cause | None:
     before = _distance(proposal.reference, proposal.actual)
     after = _distance(proposal.mistaken, proposal.actual)
     floor = max(case.floor, proposal.floor)
-    if not after <= floor or not after < 0.5 * before or _by_chance(proposal, after / before) > CHANCE:
+    if not after <= floor or not after < before:
+        return None
+    if not after < 0.5 * before:
+        if not (case.is_factor and _is_undone(proposal)):
+            return None
+    elif _by_chance(proposal, after / before) > CHANCE:
         return None
     return Cause(
         code=proposal.code,
@@ -142,6 +153,22 @@ def settle(case: Case, proposal: Proposal) -> Cause | None:
         floor=floor,
         evidence=proposal.evidence,
     )
+
+
+def _is_undone(proposal: Proposal) -> bool:
+    """Tell whether a common factor that stands out of noise is gone with the mistake made in ``a``.
+
+    It was found through the projection, below the noise in L2, which the mistake does not undo.
+    """
+    before, after = (_factor(x, proposal.actual) for x in (proposal.reference, proposal.mistaken))
+    return abs(after - 1) < 0.1 * abs(before - 1)
+
+
+def _factor(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:
+    """Return the common factor from what is expected to what is there, over all tensors."""
+    square = sum(float(np.vdot(x, x)) for x in expected)
+    product = sum(float(np.vdot(x, y)) for x, y in zip(expected, actual, strict=True))
+    return product / square if square and math.isfinite(square) else math.nan
 
 
 def _by_chance(proposal: Proposal, left: float) -> float:

@@ -38,3 +38,6 @@ def test_half_a_percent_in_one_gradient_is_found_by_the_projection(tmp_path: Pat
     assert first.metrics is not None
     assert first.metrics.rel_l2 is not None
     assert first.metrics.rel_l2 < (first.judgement.noise or 0.0)  # in L2 it would have passed
+    [cause] = found.result.causes  # undoing it leaves the noise in L2, and no factor
+    assert cause.code == "scale.other"
+    assert cause.number == pytest.approx(1.005, abs=5e-4)
