@@ -268,11 +268,14 @@ class Catalog:
             if entry.recompute:
                 again.append(Member(source, entry))
             else:
-                part, call = passes.place(source.rank, self.cells.cell(source.rank), entry)
+                made = any(not _is_given(by_event.get((source.rank, e))) for e in entry.producers)
+                part, call = passes.place(source.rank, self.cells.cell(source.rank), entry, computed=made)
                 slot = Slot(part.phase if part else "window", entry.kind, entry.name, entry.slot, call)
                 number = part.number if part else -1 if entry.microbatch is None else entry.microbatch
                 found[(slot, number)].append(Member(source, entry))
                 by_event[(source.rank, entry.event)] = (slot, part)
+        for slot, members in self._starts(step).items():
+            found[(slot, -1)] = members
         items: dict[Slot, list[Item]] = defaultdict(list)
         for (slot, number), members in found.items():
             for holder, entry in self._placer.merge(slot.kind, members):
@@ -283,6 +286,36 @@ class Catalog:
         frozen = {slot: tuple(held) for slot, held in items.items()}
         recomputed = tuple(self._recomputed(again, found))
         return StepView(step, frozen, tuple(sorted(parts)), by_event, recomputed, self._absent)
+
+    def _starts(self, step: int) -> dict[Slot, list[Member]]:
+        """Return the parameters that changed between updates on some ranks, with those of the other ranks.
+
+        A rank records a parameter again only where it changed: what it recorded last is what it still has.
+        Where some ranks' last is of an older step than that of others, they missed what those have.
+        """
+        if step <= 0 or self.lossy or self.cut_at(step):
+            return {}
+        found: dict[Slot, list[Member]] = {}
+        for name, of_ranks in self._history.items():
+            last = {rank: _last_before(step, entries) for rank, entries in of_ranks.items()}
+            known = [member for member in last.values() if member is not None]
+            began = any((m.entry.step, m.entry.slot) == (step, "start") for m in known)
+            behind = len({_age(m.entry) for m in known}) > 1
+            if len(known) == len(last) > 1 and (began or behind):
+                slot = Slot("window", Kind.PARAM, name, "start", 0)
+                found[slot] = sorted(known, key=lambda member: member.rank)
+        return found
+
+    @cached_property
+    def _history(self) -> dict[str, dict[int, list[Member]]]:
+        """Every recorded value of each parameter, by rank, in order of events."""
+        found: dict[str, dict[int, list[Member]]] = defaultdict(lambda: defaultdict(list))
+        for step in sorted(self._by_step):
+            for source, entry in self._by_step[step]:
+                if entry.kind == Kind.PARAM and entry.slot in ("model", "start") and not entry.call:
+                    entry = renamed(entry, self._ties) if self._ties else entry
+                    found[entry.name][source.rank].append(Member(source, entry))
+        return found
 
     @cached_property
     def _absent(self) -> frozenset[str]:
@@ -310,6 +343,22 @@ class Catalog:
                 )
 
 
+def _last_before(step: int, members: Sequence[Member]) -> Member | None:
+    """Return what a rank had of a parameter when a step began."""
+    known = [m for m in members if m.entry.step < step or (m.entry.step, m.entry.slot) == (step, "start")]
+    return max(known, key=lambda m: (m.entry.step, m.entry.event), default=None)
+
+
+def _age(entry: Entry) -> int:
+    """Return of which update a value is: one recorded when a step began is of the step before."""
+    return entry.step - 1 if entry.slot == "start" else entry.step
+
+
+def _is_given(producer: tuple[Slot, Part | None] | None) -> bool:
+    """Tell whether what a tensor came from was given to a module, and not computed."""
+    return producer is not None and (producer[0].kind == Kind.INPUT or producer[0].slot.startswith("in."))
+
+
 class _EvalPasses:
     """Places entries in parts; eval passes have no microbatch and are told apart by what a root is given.
 
@@ -323,13 +372,16 @@ class _EvalPasses:
         self._first_call: dict[tuple[int, Kind, str, str], int] = {}
         self._pass_of: dict[tuple[int, Kind, str, str], int] = {}
 
-    def place(self, rank: int, cell: int, entry: Entry) -> tuple[Part | None, int]:
-        """Return the part of an entry, and its call number within the part."""
+    def place(self, rank: int, cell: int, entry: Entry, *, computed: bool) -> tuple[Part | None, int]:
+        """Return the part of an entry, and its call number within the part.
+
+        ``computed`` tells whether it came from anything but what modules were given, as a batch is.
+        """
         if entry.kind not in ROW_KINDS:
             return None, entry.call
         if entry.microbatch is not None:
             return Part(cell, "train", entry.microbatch), entry.call
-        is_input = entry.kind == Kind.INPUT and not entry.producers
+        is_input = entry.kind == Kind.INPUT and not computed
         is_input = is_input and entry.name == self._leader.setdefault(rank, entry.name)
         if is_input and not self._open_input[rank]:
             self._number[rank] += 1
