@@ -136,8 +136,8 @@ def settle(case: Case, proposal: Proposal) -> Cause | None:
     before = _distance(proposal.reference, proposal.actual)
     after = _distance(proposal.mistaken, proposal.actual)
     floor = max(case.floor, proposal.floor)
-    if not after <= floor or not after < before:
-        return None
+    if not after <= floor or not after < before or before <= proposal.floor:
+        return None  # what is round-off of the mistake itself is no mistake
     if not after < 0.5 * before:
         if not (case.is_factor and _is_undone(proposal)):
             return None

@@ -165,6 +165,12 @@ def _text(found: Found, differs: Sequence[str]) -> str:
     places = _named(found.b)
     if found.a.source != found.b.source:
         places += f" in b, {_place(found.a)} in a"
+    if found.way == "wiring":
+        left, right = (
+            _named(others[0]) if others else "what the module was given"
+            for others in (found.others_a, found.others_b)
+        )
+        return f"{places}: it was given the result of {right} in b, of {left} in a"
     if differs:
         return f"{places}: {'; '.join(differs)}{_shown(found)}"
     what = "its gradient differs although those of all that use its result agree"
@@ -238,7 +244,7 @@ def _evidence(found: Found, search: Search) -> tuple[str, ...]:
     if found.a is None or found.b is None or found.a.op != found.b.op:
         alone = [(side, op) for side, op in (("a", found.a), ("b", found.b)) if op and op.settings]
         lines += [f"{op.op} in {side} is given {_settings(op)}" for side, op in alone]
-    for side, others in (("a", found.others_a), ("b", found.others_b)):
+    for side, others in (("a", found.others_a), ("b", found.others_b)) if found.way != "wiring" else ():
         rest = [op for op in others if op is not found.a and op is not found.b]
         if rest:
             lines.append(f"also only in {side}: {_some(rest)}")

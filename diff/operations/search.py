@@ -23,7 +23,7 @@ from tensortrace.tracer.errors import TraceError
 ByRows = Callable[[Sequence[Item], Sequence[Item]], Assembled]
 """Brings what the data cells of a and of b hold to one order of the batch's rows; may raise NotComparable."""
 
-Way = Literal["value", "gradient", "one-sided", "flow"]
+Way = Literal["value", "wiring", "gradient", "one-sided", "flow"]
 
 SUBTRACTING = ("aten.add", "aten.sub", "aten.rsub", "aten.mean", "aten.sum", "aten.addmm", "aten.lerp")
 """Operations whose result may be smaller than what was summed: they are judged by their terms."""
@@ -94,6 +94,7 @@ class Search:
         Errors below ``least`` are taken only where nothing larger is found.
         """
         small: Found | None = None
+        shaped: Found | None = None
         for op_a, op_b in self.pairs:
             if op_a.packet == RETURN:
                 continue
@@ -102,13 +103,24 @@ class Search:
                 verdict = self._output(op_a, op_b, number, given)
                 if verdict.status == "unknown" and op_a.packet == op_b.packet:
                     self.unmet.append((op_b, verdict.why))
+                    shaped = shaped or self._of_settings(op_a, op_b, given)
                 if verdict.status != "diverges":
                     continue
                 found = self._origin(op_a, op_b, given, verdict)
                 if found is not None and verdict.error.rel >= least:
                     return found
                 small = small or found
-        return small or self._at_the_end()
+        return small or self._at_the_end() or shaped
+
+    def _of_settings(self, op_a: Operation, op_b: Operation, given: Sequence[Verdict] | None) -> Found | None:
+        """Return operations that make other shapes of what agrees, because they were told to.
+
+        Legal programs do so too (a dimension kept or not), so that they are named only where nothing else is.
+        """
+        if given is None or not self.same_layout or op_a.settings == op_b.settings:
+            return None
+        agree = all(verdict.status == "agrees" for verdict in given)
+        return Found("value", op_a, op_b) if agree else None
 
     def _at_the_end(self) -> Found | None:
         """Return operations that only one run has between what agrees and what the module returns."""
@@ -246,7 +258,30 @@ class Search:
         diverging = [number for number in bad if given[number].status == "diverges"]
         if op_a.packet != op_b.packet or len(diverging) < len(bad):
             return None
+        if all(self._rewired(op_a.given[number], op_b.given[number]) for number in diverging):
+            number = diverging[0]
+            made = self.a.maker(op_a.given[number]), self.b.maker(op_b.given[number])
+            others = [(one,) if one else () for one in made]
+            return Found("wiring", op_a, op_b, verdict, None, *others)
         return self._one_sided(op_a, op_b, diverging[0], verdict)
+
+    def _rewired(self, left: Given, right: Given) -> bool:
+        """Tell whether operations were given other tensors, which both runs have and in which they agree."""
+        theirs, ours = self._same(self.a, left, self._partner_a), self._same(self.b, right, self._partner_b)
+        if theirs is None or ours is None or theirs == right.reference:
+            return False
+        keys = (left.reference, theirs), (ours, right.reference)
+        return all(key in self._known and self._known[key].status == "agrees" for key in keys)
+
+    def _same(self, side: Side, given: Given, partners: dict[int, Operation]) -> str | None:
+        """Return the other run's reference to a tensor, None where that run does not make it."""
+        maker = side.maker(given)
+        if maker is None:
+            return given.reference if not given.reference.startswith("#") else None
+        if maker.number not in partners:
+            return None
+        pair = self._pair_of(side, maker, given.reference, partners)
+        return pair[1] if side is self.a else pair[0]
 
     def _same_way(self, op: Operation, given: Sequence[Verdict]) -> bool:
         """Tell whether a result must lie over ranks as what it was computed from: it has the same shape."""
