@@ -7,7 +7,7 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -80,6 +80,7 @@ class _Started:
     at: Moment
     meta: Meta
     outputs: tuple[tuple[str, weakref.ref[torch.Tensor]], ...]
+    arrives: bool = True
 
 
 class Collectives:
@@ -186,7 +187,7 @@ class Collectives:
             (slot, weakref.ref(tensor))
             for slot, tensor in _slots("out", [given.get(key) for key in operation.writes])
         )
-        return _Started(name, operation, call, at, meta, outputs)
+        return _Started(name, operation, call, at, meta, outputs, _arrives(given))
 
     def _finish_all(self, collected: list[_Started]) -> None:
         for started in collected:
@@ -200,7 +201,7 @@ class Collectives:
             session.emit(
                 tensor, started.at, Kind.COLLECTIVE, started.name, slot, call=started.call, meta=started.meta
             )
-        if started.operation.reduces:
+        if started.operation.reduces and started.arrives:
             self._reductions.collective_ended(
                 [tensor for _, tensor in written], op=started.name, ranks=started.meta.ranks
             )
@@ -241,6 +242,13 @@ class Awaited:
             if work.is_completed():
                 self._expected.pop(work, None)
                 finished()
+
+
+def _arrives(given: Mapping[str, Any]) -> bool:
+    """Tell whether a collective leaves its result on this rank: a ``reduce`` does on one rank only."""
+    if given.get("group_dst") is not None:
+        return bool(dist.get_rank(given.get("group")) == given["group_dst"])
+    return given.get("dst") is None or bool(dist.get_rank() == given["dst"])
 
 
 def _is_torchs(frame: FrameType) -> bool:
