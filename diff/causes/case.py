@@ -12,6 +12,7 @@ import numpy as np
 from tensortrace.diff.catalog import Catalog, Item, StepView
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.comparison import OneSided, StepPair
 from tensortrace.diff.result import Cause
 from tensortrace.diff.tolerance import AMPLIFY, COMMON_FACTOR, OWN
@@ -60,6 +61,12 @@ class Case:
         if judgement is None:
             return EXACT_FLOOR
         return max(judgement.allowed if judgement.noise is None else judgement.noise, EXACT_FLOOR)
+
+    @property
+    def pairing(self) -> Pairing:
+        """Which rows meet in the origin's pass, of training or without gradients."""
+        train = self.origin.node.slot.phase != "eval"
+        return self.pair.pairing if train else self.pair.eval_pairing
 
     @property
     def is_factor(self) -> bool:

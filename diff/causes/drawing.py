@@ -75,7 +75,7 @@ def _given(case: Case) -> Assembled | None:
         for view in (case.pair.a, case.pair.b)
     ]
     try:
-        return by_rows(sides[0], sides[1], case.pair.pairing) if all(sides) else None
+        return by_rows(sides[0], sides[1], case.pairing) if all(sides) else None
     except NotComparable:
         return None
 

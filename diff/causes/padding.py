@@ -52,7 +52,7 @@ def pooled(case: Case) -> Iterator[Proposal]:
 
 def _padded(case: Case, loaded: Assembled) -> list[bool]:
     """Tell for each row whether it has padding in b; empty where no row has, or that is not known."""
-    extents = case.pair.pairing.extents_b
+    extents = case.pairing.extents_b
     found = []
     for row in loaded.owners:
         extent = extents.get(row.part)
@@ -75,7 +75,7 @@ def _given(case: Case) -> list[Slot]:
 
 def _row(slot: Slot, row: Row, case: Case) -> np.ndarray | None:
     """Return one row of an activation of b, all positions [positions, …]; None where it has no such row."""
-    extent = case.pair.pairing.extents_b[row.part]
+    extent = case.pairing.extents_b[row.part]
     item = _of_part(case.pair.b.items.get(slot, ()), row.part)
     if (
         item is None

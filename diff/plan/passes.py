@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
@@ -233,7 +234,7 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
     if slot.kind == Kind.LOSS and slot.slot in SUMMED:
         if slot.phase == "eval":  # every rank may have evaluated the same rows: each counts once
             a, b = (_of_rows(side, items, pairing) for side, items in enumerate((a, b)))
-        return lambda: Assembled(_total(a), _total(b))
+        return lambda: _totals(a, b)
     if cut_otherwise(slot, pair):
         return lambda: labels_in_order(a, b)
     if slot.kind == Kind.ACTIVATION_GRAD:
@@ -337,6 +338,30 @@ def _of_rows(side: int, items: tuple[Item, ...], pairing: Pairing) -> tuple[Item
     """Return the items of the parts whose rows were paired; all of them where none was."""
     parts = {rows[side].part for rows in pairing.pairs}
     return tuple(item for item in items if item.part in parts) or items
+
+
+def _totals(a: Sequence[Item], b: Sequence[Item]) -> Assembled:
+    """Return both runs' sums; raises NotComparable where each rank of one computes what the other has in all.
+
+    Contrastive losses over gathered rows may be computed whole on every rank, and averaged.
+    """
+    found: list[dict[int, float]] = []
+    for side in (a, b):
+        of_ranks: dict[int, float] = defaultdict(float)
+        for item in side:
+            of_ranks[item.part.rank if item.part else 0] += float(np.asarray(item.read()))
+        found.append(of_ranks)
+    for one, other in (found, found[::-1]):
+        whole = sum(other.values())
+        if (
+            len(one) > 1
+            and not math.isclose(sum(one.values()), whole)
+            and all(math.isclose(v, whole, rel_tol=1e-3) for v in one.values())
+        ):
+            raise NotComparable(
+                "every rank computes the loss of the whole batch, the other run computes it once"
+            )
+    return Assembled(_total(a), _total(b))
 
 
 def _total(items: Sequence[Item]) -> np.ndarray:

@@ -17,13 +17,26 @@ def plan_rows(pair: StepPair, plan: StepPlan) -> None:
     pairing = pair.pairing
     if not pair.batch_a.rows or not pair.batch_b.rows:
         return
+    calls = [_calls_of_root(view) for view in (pair.a, pair.b)]
     for side, view, left in (("a", pair.a, pairing.only_a), ("b", pair.b, pairing.only_b)):
-        if left:
+        if left and calls[0] != calls[1]:
+            text = f"the model is called {calls[0]} times a microbatch in a, {calls[1]} in b"
+            other: Literal["a", "b"] = "a" if side == "a" else "b"
+            plan.one_sided.append(
+                OneSided(other, ROWS, None, (), f"{text}: rows of further calls don't meet")
+            )
+        elif left:
             parts = {row.part for row in left}
             items = [i for _, found in view.find(Kind.INPUT) for i in found if i.part in parts]
             text = f"{len(left)} rows were given only to {side}"
             one: Literal["a", "b"] = "a" if side == "a" else "b"
             plan.one_sided.append(OneSided(one, ROWS, None, by_rank(items), text, diverges=True))
+
+
+def _calls_of_root(view: StepView) -> int:
+    """Return how often the model is called within a microbatch."""
+    found = [s.call for s, _ in view.find(Kind.INPUT, phase="train") if s.name == ROOT]
+    return max(found, default=-1) + 1
 
 
 def plan_lags(pair: StepPair, plan: StepPlan) -> None:

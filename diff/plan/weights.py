@@ -103,11 +103,17 @@ def _same_zeros(sides: tuple[list[np.ndarray], list[np.ndarray]]) -> bool:
 
 
 def _counts(pair: StepPair, group: int | None) -> tuple[Ref, ...]:
-    """Return the counts of valid tokens, which weights are made of."""
+    """Return the counts of valid tokens, which weights are made of, and what else they were computed from.
+
+    What a token weighs may depend on the scores, where an objective is no sum over tokens.
+    """
     found: dict[Ref, None] = {}
     for view in (pair.a, pair.b):
         for slot, items in view.find(Kind.LOSS, phase="train"):
-            mine = any(i.part is not None and pair.group(i.part) == group for i in items)
+            mine = [i for i in items if i.part is not None and pair.group(i.part) == group]
             if slot.slot == "count" and mine:
                 found[(group, slot._replace(call=0))] = None
+            if slot.slot == "weight":
+                sources = [source for item in mine for source in view.producers(item)]
+                found |= {(pair.group(part), source): None for source, part in sources}
     return tuple(found)

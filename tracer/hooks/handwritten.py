@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import Node
@@ -29,6 +30,18 @@ LINEAR = frozenset(
 """What smoothing of labels does with log-probabilities beside the gather, with one operand in the graph."""
 
 
+class _Place(NamedTuple):
+    """When a loss was computed, which of its name it is, and the events of what it was computed from.
+
+    ``whole`` tells whether it is all of its tokens' loss.
+    """
+
+    at: Moment
+    call: int
+    producers: tuple[int, ...]
+    whole: bool
+
+
 def find_losses(session: Session, root: torch.Tensor) -> None:
     """Watch each gather of log-probabilities on the way from the root: sum, count and weights follow.
 
@@ -36,16 +49,19 @@ def find_losses(session: Session, root: torch.Tensor) -> None:
     """
     if root.grad_fn is None or not session.wants(Kind.LOSS, NAME, session.clock.backward_moment()):
         return
+    objective = session.producers.find(root)  # what tokens weigh depends on all that is made of their losses
     for gather, logs, whole in _pairs(root.grad_fn):
         losses = _token_losses(gather, logs)
-        if losses is not None and _smoothed(root.grad_fn, gather, logs):
-            at = session.clock.backward_moment()
-            call = session.clock.take(at, Kind.LOSS, NAME, "value").number
-            _watch_smoothed(session, logs, at, call)
-        elif losses is not None:
-            at = session.clock.backward_moment()
-            call = session.clock.take(at, Kind.LOSS, NAME, "value").number
-            _watch(session, gather, losses, at, call, whole=whole)
+        if losses is None:
+            continue
+        at = session.clock.backward_moment()
+        call = session.clock.take(at, Kind.LOSS, NAME, "value").number
+        producers = {*objective, *session.producers.by_node(logs)}
+        place = _Place(at, call, tuple(sorted(producers)), whole)
+        if _smoothed(root.grad_fn, gather, logs):
+            _watch_smoothed(session, logs, place._replace(whole=True))
+        else:
+            _watch(session, gather, losses, place)
 
 
 def _pairs(root: Node) -> list[tuple[Node, Node, bool]]:
@@ -145,18 +161,16 @@ def _signed(dim: int) -> int:
     return dim - (1 << 64) if dim >= 1 << 63 else dim
 
 
-def _watch(
-    session: Session, gather: Node, losses: torch.Tensor, at: Moment, call: int, *, whole: bool
-) -> None:
+def _watch(session: Session, gather: Node, losses: torch.Tensor, place: _Place) -> None:
     """``losses`` is the recorder's own small tensor; it goes when the graph goes."""
 
     def hook(outputs: tuple[torch.Tensor | None, ...]) -> None:
-        _record(session, outputs[0], losses, at, call, whole=whole)
+        _record(session, outputs[0], losses, place)
 
     gather.register_prehook(hook)
 
 
-def _watch_smoothed(session: Session, logs: Node, at: Moment, call: int) -> None:
+def _watch_smoothed(session: Session, logs: Node, place: _Place) -> None:
     """Watch the gradient of all log-probabilities: a token's own add up to minus its weight."""
     result, spec = split(logs._saved_result)  # type: ignore[attr-defined]
     dim = _signed(logs._saved_dim)  # type: ignore[attr-defined]
@@ -165,14 +179,14 @@ def _watch_smoothed(session: Session, logs: Node, at: Moment, call: int) -> None
     values = result.detach()
 
     def hook(outputs: tuple[torch.Tensor | None, ...]) -> None:
-        _record_smoothed(session, outputs[0], values, dim, at, call)
+        _record_smoothed(session, outputs[0], values, dim, place)
 
     logs.register_prehook(hook)
 
 
 @guard("handwritten loss")
 def _record_smoothed(
-    session: Session, gradient: torch.Tensor | None, logs: torch.Tensor, dim: int, at: Moment, call: int
+    session: Session, gradient: torch.Tensor | None, logs: torch.Tensor, dim: int, place: _Place
 ) -> None:
     if gradient is None or session.muted:
         return
@@ -183,35 +197,27 @@ def _record_smoothed(
         shares = -local.detach().to(torch.float64)  # of each class: the label's probability times the weight
         weight = shares.sum(dim)
         losses = -(shares * logs.to(torch.float64)).nan_to_num(0.0).sum(dim)
-        _emit(session, weight, losses / torch.where(weight != 0, weight, 1.0), at, call)
+        _emit(session, weight, losses / torch.where(weight != 0, weight, 1.0), place)
 
 
 @guard("handwritten loss")
-def _record(
-    session: Session,
-    gradient: torch.Tensor | None,
-    losses: torch.Tensor,
-    at: Moment,
-    call: int,
-    *,
-    whole: bool,
-) -> None:
+def _record(session: Session, gradient: torch.Tensor | None, losses: torch.Tensor, place: _Place) -> None:
     if gradient is None or session.muted:
         return
     local, _ = split(gradient)
     if local.shape != losses.shape:
         return
     with unobserved():
-        _emit(session, -local.detach().to(torch.float64), losses, at, call, whole=whole)
+        _emit(session, -local.detach().to(torch.float64), losses, place)
 
 
-def _emit(
-    session: Session, weight: torch.Tensor, losses: torch.Tensor, at: Moment, call: int, *, whole: bool = True
-) -> None:
+def _emit(session: Session, weight: torch.Tensor, losses: torch.Tensor, place: _Place) -> None:
     """Record what tokens weigh and lose; both are the recorder's own."""
     valid = weight != 0
     total, count = (losses * valid).sum(), valid.sum()
-    text, op = "valid tokens are those that weigh anything", None if whole else PART_OF_LOSS
+    text, op = "valid tokens are those that weigh anything", None if place.whole else PART_OF_LOSS
     meta = Meta(reduction="none", text=text, op=op)
     for slot, tensor in (("sum", total), ("count", count), ("weight", weight)):
-        session.emit(tensor, at, Kind.LOSS, NAME, slot, call=call, meta=meta)
+        session.emit(
+            tensor, place.at, Kind.LOSS, NAME, slot, call=place.call, producers=place.producers, meta=meta
+        )

@@ -106,11 +106,13 @@ class Producers:
 
     def by_graph(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """Return the nearest recorded tensors on each path of the autograd graph."""
-        if tensor.grad_fn is None:
-            return ()
+        return self.by_node(tensor.grad_fn, tensor.output_nr) if tensor.grad_fn is not None else ()
+
+    def by_node(self, node: Node, output: int = 0) -> tuple[int, ...]:
+        """Return the nearest recorded tensors on each path of the graph from what a node made."""
         found: set[int] = set()
         visited: set[NodeKey] = set()
-        todo: deque[tuple[Node, int]] = deque([(tensor.grad_fn, tensor.output_nr)])
+        todo: deque[tuple[Node, int]] = deque([(node, output)])
         while todo and len(visited) < MAX_NODES:
             node, output = todo.popleft()
             key = _node_key(node, output)
