@@ -241,6 +241,7 @@ def _execute(
 
 _WITHOUT_SUMS = frozenset(Kind) - {
     Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD,
+    Kind.CLIPPED_GRAD,
 }  # fmt: skip
 """Kinds that can be compared where any part of a sum over the batch, or a token weight, may be lost."""
 

@@ -239,6 +239,8 @@ def _account(name: str, given: Arguments, result: torch.Tensor) -> Account:
         return _account_of_classes(given, given.target)
     elements = _elements(name, given, result)
     count = torch.tensor(elements, dtype=torch.int64)
+    if given.reduction == "batchmean" and given.scores is not None:  # the terms are those of any reduction
+        return Account(count, float(given.scores.shape[0] if given.scores.dim() else 1))
     return Account(count, float(elements))
 
 
@@ -258,8 +260,6 @@ def _elements(name: str, given: Arguments, result: torch.Tensor) -> int:
     scores, target = given.scores, given.target
     if scores is None:
         return 1
-    if given.reduction == "batchmean":
-        return scores.shape[0] if scores.dim() else 1
     if name in CLASSIFYING:
         return scores.numel() // max(scores.shape[1 if scores.dim() > 1 else 0], 1)
     if name in ROW_LOSSES:
