@@ -80,7 +80,16 @@ class Edges:
             parents[(None, ROWS)] = None
         if slot.kind == Kind.LOSS and slot.slot == "target":  # labels come with the rows that they label
             parents |= {(microbatch, s): None for s in self.inputs[(slot.phase, microbatch)]}
-        return tuple(parents), tuple(self.earlier.get(ref, ()))
+        earlier = dict(self.earlier.get(ref, {}))
+        if slot.kind == Kind.ACTIVATION and slot.slot.startswith("in."):
+            earlier |= dict.fromkeys(self._states_around(slot.name))
+        return tuple(parents), tuple(earlier)
+
+    def _states_around(self, module: str) -> list[Ref]:
+        """Return the parameters that the code which calls a module may add to what it passes on."""
+        parts = module.split(".") if module != ROOT else []
+        around = [".".join(parts[:length]) or ROOT for length in range(len(parts))]
+        return [ref for name in around for ref in self.states.get(name, ())]
 
     def _of_evaluation(self, microbatch: int) -> dict[Ref, None]:
         """Return what the parameters were made of that an optimizer evaluates within its update."""
