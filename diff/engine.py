@@ -158,14 +158,20 @@ def _floors(a: Trace, options: CompareOptions) -> tuple[dict[Node, Floor], list[
             left, right = Catalog(a), Catalog(again)
             _execute(execution, left, right, align_steps(left, right, None), options, None)
             _refuse_another(path, execution)
-            notes += _beyond_noise(path.name, execution)
+            notes += _beyond_noise(path.name, execution) if _command(a) != _command(opened) else []
             for node, error in execution.errors.items():
                 found.setdefault(node, []).append((error.rel, error.peak, error.factor))
     return {node: floor for node, errors in found.items() if (floor := floor_of(errors))}, notes
 
 
+def _command(trace: Trace) -> tuple[str, ...]:
+    """Return the recorded command without what started the program; () where it is not known."""
+    command = trace.manifest.command if trace.manifest else ()
+    return next((command[n:] for n, word in enumerate(command) if word.endswith(".py")), command)
+
+
 def _beyond_noise(name: str, execution: Execution) -> list[str]:
-    """Tell of a floor that differs as other programs do: all that it shows is taken for noise."""
+    """Tell of another command's floor that differs as programs do: all that it shows is taken for noise."""
     told = [o for o in execution.outcomes if o.role == "origin" and o.judgement is not None]
     if not told:
         return []

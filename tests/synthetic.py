@@ -45,6 +45,7 @@ def write_trace(
     ended: str | None = "finished",
     finish: bool = True,
     exit_code: int = 0,
+    command: tuple[str, ...] = ("test",),
     **rank_fields: Any,
 ) -> Path:
     """Write a trace whose rank r holds ``ranks[r]``, pairs of Boundary fields and array; return ``root``.
@@ -55,7 +56,7 @@ def write_trace(
     all_ranks = [list(rank) for rank in ranks]
     root.mkdir(parents=True, exist_ok=True)
     version = layout.version_of(rank_fields.get("promise", Promise()))
-    manifest = Manifest(format=version, run_id="synthetic", command=("test",), started_at=0.0)
+    manifest = Manifest(format=version, run_id="synthetic", command=command, started_at=0.0)
     write_manifest_new(root / layout.MANIFEST, manifest)
     for rank, tensors in enumerate(all_ranks):
         writer = RankWriter(root, rank)

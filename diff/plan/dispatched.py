@@ -89,6 +89,8 @@ def _padding(batch: Batch) -> int:
 
 def _one_scale(pair: StepPair, scale_b: Callable[[Row], float]) -> float:
     scales = {scale_b(row) for _, row in pair.pairing.pairs}
+    if not scales:
+        raise NotComparable("no rows were recorded, so that no token's weight is known")
     if len(scales) != 1 and not np.allclose(list(scales), min(scales), rtol=1e-5, atol=0):
         raise NotComparable("tokens of several parts weigh differently, and which row is whose is not known")
     return scales.pop()

@@ -78,7 +78,7 @@ def test_a_floor_that_differs_as_other_code_does_is_said(judge: Judge) -> None:
         def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
             return value * np.float32(1.01) if (at.kind, at.name) == (Kind.ACTIVATION, "hidden") else value
 
-    wrong = judge.write(Mistaken())
+    wrong = judge.write(Mistaken(), command=("python", "other.py"))
     result = judge(Program(), wrong, floor=(wrong,))
     assert any("is it a run of the same code?" in note for note in result.notes)
 
