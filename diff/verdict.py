@@ -299,8 +299,10 @@ def _coverage(
     for node, entry in execution.gaps:
         if not entry.diverges:
             groups[(entry.side, node.slot.kind, entry.reason, _counts(node, entry, a, b))].append(node)
+    computed = set(execution.compared) - {Kind.INPUT}
     for node, reason in execution.not_comparable:
-        groups[("both", node.slot.kind, reason, _needs_met(node, a, b, offset))].append(node)
+        counts = not computed or _needs_met(node, a, b, offset)  # where nothing else was compared, all counts
+        groups[("both", node.slot.kind, reason, counts)].append(node)
     missing = [
         Missing(
             side="a" if side == "a" else "b" if side == "b" else "both",
