@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.causes.case import CHANCE, Case, Proposal
 from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import Kind
@@ -216,29 +217,39 @@ def _moved(a: np.ndarray, by: int) -> Iterator[tuple[np.ndarray, str]]:
 
 
 def positions(case: Case) -> Sequence[Proposal]:
-    """Propose that position numbers start elsewhere, for all positions or for each rank's part of them."""
+    """Propose that position numbers start elsewhere: for all rows, for some, or for a rank's part of them."""
     loaded, slot = case.origin.assembled, case.origin.node.slot
     if loaded is None or slot.kind != Kind.ACTIVATION or not slot.slot.startswith("in.") or not loaded.exact:
         return ()
-    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
-    if a.size < 2 or not _counts_up(a):
+    left, right = _by_row(loaded, loaded.a), _by_row(loaded, loaded.b)
+    if max(map(len, left), default=0) < 2 or not all(map(_counts_up, left)):
         return ()
-    apart = (b - a).reshape(-1, a.shape[-1])
-    runs = _by_rank(apart, loaded.owners) or _by_range(apart[0])
-    if not apart.any() or not runs:
+    apart = [y - x for x, y in zip(left, right, strict=True)]
+    shared = all(np.array_equal(shift, apart[0]) for shift in apart)
+    runs = _by_rank(apart, loaded.owners) or (_by_range(apart[0]) if shared else [])
+    flat = np.concatenate(apart)
+    if not flat.any() or not runs:
         return ()
-    shifts = apart if len(loaded.owners) == len(apart) else apart[:1]
-    text = f"the positions given to {slot.name} are shifted: {'; '.join(dict.fromkeys(runs[:6]))}"
-    number = float(apart.flat[np.argmax(np.abs(apart))])
-    mistaken = (a.reshape(apart.shape) + shifts).reshape(a.shape)
-    return (Proposal("position.shifted", text, [mistaken], [b], [a], number, "positions", simplicity=-1),)
+    text = f"the positions given to {slot.name} are shifted: {'; '.join(list(dict.fromkeys(runs))[:6])}"
+    number = float(flat[np.argmax(np.abs(flat))])
+    a, b = np.concatenate(left), np.concatenate(right)
+    return (Proposal("position.shifted", text, [a + flat], [b], [a], number, "positions", simplicity=-1),)
 
 
-def _by_rank(apart: np.ndarray, owners: Sequence[Row]) -> list[str]:
+def _by_row(loaded: Assembled, values: np.ndarray) -> list[np.ndarray]:
+    """Return the positions of each row, or of each part; rows of unequal length stand one after the other."""
+    whole = values.astype(np.float64)
+    if whole.ndim == 1 and len(loaded.lengths) > 1 and sum(loaded.lengths) == len(whole):
+        return np.split(whole, np.cumsum(loaded.lengths)[:-1])
+    return list(whole.reshape(-1, whole.shape[-1])) if whole.ndim else []
+
+
+def _by_rank(apart: Sequence[np.ndarray], owners: Sequence[Row]) -> list[str]:
     """Say by how much each rank's positions are shifted, where each row or part has a shift of its own."""
-    if len(owners) != len(apart) or not np.all(apart == apart[:, :1]):
+    if len(owners) != len(apart) or not all(len(shift) and np.ptp(shift) == 0 for shift in apart):
         return []
-    return [f"on rank {y.part.rank} by {row[0]:+g}" for y, row in zip(owners, apart, strict=True) if row[0]]
+    told = zip(owners, apart, strict=True)
+    return [f"on rank {y.part.rank} by {shift[0]:+g}" for y, shift in told if shift[0]]
 
 
 def _by_range(apart: np.ndarray) -> list[str]:
@@ -249,6 +260,6 @@ def _by_range(apart: np.ndarray) -> list[str]:
     return [f"{_range(run)} by {apart[run[0]]:+g}" for run in np.split(np.arange(len(apart)), starts)]
 
 
-def _counts_up(a: np.ndarray) -> bool:
-    """Tell whether the last dimension counts positions."""
-    return a.shape[-1] > 1 and bool(np.all(np.diff(a, axis=-1) == 1))
+def _counts_up(row: np.ndarray) -> bool:
+    """Tell whether a row counts positions."""
+    return bool(np.all(np.diff(row) == 1))
