@@ -161,6 +161,8 @@ class StepPair:
     @cached_property
     def scale(self) -> RowScale:
         """Weight of a token in ``b`` over its weight in ``a``."""
+        if self.whole_on_ranks:  # a row's gradient comes from all ranks' losses
+            return RowScale({}, {}, observed=False)
         plain = row_scale(self.pairing, self.weights_a, self.weights_b)
         if plain.observed or not self.terms:
             return plain
@@ -199,6 +201,24 @@ class StepPair:
         They tell no factor then, and the loss scales under which they did may differ.
         """
         return (None, None) if self.overflowed else (self.gradients_a.factors, self.gradients_b.factors)
+
+    @cached_property
+    def whole_on_ranks(self) -> bool:
+        """Whether each rank of one run computes the loss of all that the ranks of the other have together.
+
+        Contrastive losses over gathered rows may be computed whole on every rank, and averaged.
+        """
+        found: list[dict[int, int]] = []
+        for weights in (self.weights_a, self.weights_b):
+            of_ranks: dict[int, int] = {}
+            for part, count in weights.count.items():
+                of_ranks[part.rank] = of_ranks.get(part.rank, 0) + count
+            found.append(of_ranks)
+        for mine, other in (found, found[::-1]):
+            whole = sum(other.values())
+            if len(mine) > 1 and whole and sum(mine.values()) != whole and set(mine.values()) == {whole}:
+                return True
+        return False
 
     @cached_property
     def noise_of_weights(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
@@ -28,7 +27,7 @@ from tensortrace.diff.plan.precision import (
     terms_of_loss,
     terms_of_scores,
 )
-from tensortrace.diff.plan.weights import UNKNOWN_LOSS, has_unknown_loss
+from tensortrace.diff.plan.weights import UNKNOWN_LOSS, WHOLE_ON_RANKS, has_unknown_loss
 from tensortrace.diff.rows import Row
 from tensortrace.diff.scale import projected
 from tensortrace.tracer.types import ROOT, STAGE, Kind
@@ -234,7 +233,7 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
     if slot.kind == Kind.LOSS and slot.slot in SUMMED:
         if slot.phase == "eval":  # every rank may have evaluated the same rows: each counts once
             a, b = (_of_rows(side, items, pairing) for side, items in enumerate((a, b)))
-        return lambda: _totals(a, b)
+        return lambda: _totals(a, b, pair)
     if cut_otherwise(slot, pair):
         return lambda: labels_in_order(a, b)
     if slot.kind == Kind.ACTIVATION_GRAD:
@@ -340,27 +339,9 @@ def _of_rows(side: int, items: tuple[Item, ...], pairing: Pairing) -> tuple[Item
     return tuple(item for item in items if item.part in parts) or items
 
 
-def _totals(a: Sequence[Item], b: Sequence[Item]) -> Assembled:
-    """Return both runs' sums; raises NotComparable where each rank of one computes what the other has in all.
-
-    Contrastive losses over gathered rows may be computed whole on every rank, and averaged.
-    """
-    found: list[dict[int, float]] = []
-    for side in (a, b):
-        of_ranks: dict[int, float] = defaultdict(float)
-        for item in side:
-            of_ranks[item.part.rank if item.part else 0] += float(np.asarray(item.read()))
-        found.append(of_ranks)
-    for one, other in (found, found[::-1]):
-        whole = sum(other.values())
-        if (
-            len(one) > 1
-            and not math.isclose(sum(one.values()), whole)
-            and all(math.isclose(v, whole, rel_tol=1e-3) for v in one.values())
-        ):
-            raise NotComparable(
-                "every rank computes the loss of the whole batch, the other run computes it once"
-            )
+def _totals(a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> Assembled:
+    if pair.whole_on_ranks:
+        raise NotComparable(WHOLE_ON_RANKS)
     return Assembled(_total(a), _total(b))
 
 

@@ -15,6 +15,8 @@ from tensortrace.diff.plan.precision import eps_of_weights
 from tensortrace.diff.scale import Term
 from tensortrace.tracer.types import Kind
 
+WHOLE_ON_RANKS = "every rank of one run computes the loss of all ranks' rows"
+
 Ref = tuple[int | None, Slot]
 
 UNKNOWN_LOSS = "the other run computes its loss in a way that is not recognised: its gradients are compared"
@@ -73,6 +75,8 @@ def _loader(pair: StepPair, numbers: Sequence[int]) -> Callable[[], Assembled]:
     """Return a loader of weights by row; by token, where rows don't have one weight or not the same zeros."""
 
     def load() -> Assembled:
+        if pair.whole_on_ranks:
+            raise NotComparable(WHOLE_ON_RANKS)
         owners = tuple(pair.pairing.pairs[n][1] for n in numbers)
         by_row, by_token = pair.effective_weights, pair.effective_tokens
         if by_token is not None and (by_row is None or not _same_zeros(by_token)):
@@ -91,6 +95,8 @@ def _loader_of_term(pair: StepPair, numbers: Sequence[int], term: Term) -> Calla
 
     def load() -> Assembled:
         assert pair.effective_terms is not None  # it was planned so
+        if pair.whole_on_ranks:
+            raise NotComparable(WHOLE_ON_RANKS)
         owners = tuple(pair.pairing.pairs[n][1] for n in numbers)
         a, b = ([side[n] for n in numbers] for side in pair.effective_terms[term])
         return Assembled(np.concatenate(a), np.concatenate(b), owners, tuple(map(len, a)))
