@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,22 +15,21 @@ from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Slot
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.coherence import measure_coherence
-from tensortrace.diff.compare import EPS, is_exact, measure_blocks, summed_error
+from tensortrace.diff.compare import EPS, measure_blocks
 from tensortrace.diff.expect.ledger import Ledger, judge_declared
 from tensortrace.diff.expect.rules import Rule
 from tensortrace.diff.floors import Floor
 from tensortrace.diff.holders import compute_eps, disagree, holders, stored_eps, without_layout
+from tensortrace.diff.inherit import Known
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps, is_early
-from tensortrace.diff.plan.condition import Reach, centred, terms_in_sum
 from tensortrace.diff.replicas import odd_members, odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.stream import Streamed, block_of
 from tensortrace.diff.tolerance import (
     Error,
     Measured,
-    inherited,
     judge_exact,
     judge_model,
     judge_own,
@@ -103,21 +102,27 @@ class Execution:
 
     exact: bool = False
     floors: Floors = field(default_factory=dict)
-    graph: Graph = field(default_factory=Graph)
-    errors: dict[Node, Error] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
     outcomes: list[Outcome] = field(default_factory=list)
     not_comparable: list[tuple[Node, str]] = field(default_factory=list)
     compared: dict[str, int] = field(default_factory=dict)
     bitwise_equal: int = 0
     judged: list[tuple[Node, Judgement]] = field(default_factory=list)
-    row_norms: dict[Node, float] = field(default_factory=dict)
-    shapes: dict[Node, tuple[int, ...]] = field(default_factory=dict)
     gaps: list[tuple[Node, OneSided]] = field(default_factory=list)
-    centred: dict[Node, float] = field(default_factory=dict)
     states: dict[Slot, Node] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     apart: dict[Node, None] = field(default_factory=dict)
     unrecorded: Callable[[Outcome], bool] = lambda _: False
+
+    @property
+    def graph(self) -> Graph:
+        """The causal graph over all boundaries planned so far."""
+        return self.known.graph
+
+    @property
+    def errors(self) -> dict[Node, Error]:
+        """The error of each boundary compared so far."""
+        return self.known.errors
 
     def run(self, plan: StepPlan, previous: int | None, pair: StepPair) -> None:
         """Execute one step's plan; ``previous`` is the step before it in a's numbers, None for the first."""
@@ -172,17 +177,18 @@ class Execution:
                 self.errors[node] = Error(math.inf, math.inf, diverges=True)
             else:
                 self.gaps.append((node, entry))
-                self._pass_on(node)
+                self.known.note_unjudged(node)
             return
         if error := without_layout(entry):
             self.not_comparable.append((node, str(error)))
-            self._pass_on(node)
+            self.known.note_unjudged(node)
             return
         if disagree(entry.copies_b, entry.items_b) and not disagree(entry.copies_a, entry.items_a):
             self._tell_disagreement(node, entry, pair)
             return
         if entry.same_bytes and entry.slot.kind in _BYTES_SUFFICE:
-            self._note_equal(node, entry)
+            self._count(node, equal=True)
+            self.known.note_equal(node, entry)
             return
         overflowed = entry.slot.kind in OF_GRADIENTS and pair.overflowed
         try:
@@ -198,7 +204,7 @@ class Execution:
                 return
             else:
                 self.not_comparable.append((node, str(reason)))
-            self._pass_on(node)
+            self.known.note_unjudged(node)
 
     def _tell_declared(
         self, node: Node, entry: Comparison | OneSided, rule: Rule, pair: StepPair, text: str
@@ -207,13 +213,6 @@ class Execution:
         self.ledger.tally(rule).declared += 1
         self._tell(Outcome(node, entry, "declared", None, None, text, None, pair, rule=rule))
         self.errors[node] = Error(math.inf, math.inf, diverges=True)
-
-    def _pass_on(self, node: Node) -> None:
-        """Let what a boundary that could not be judged was computed from speak for it to its children."""
-        parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
-        known = inherited(parents)
-        diverges = any(p.diverges for p in parents)
-        self.errors[node] = Error(known.rel, known.peak, diverges=diverges, coherent=known.rel)
 
     def _tell_disagreement(self, node: Node, entry: Comparison, pair: StepPair) -> None:
         odd = odd_members(entry.items_b) or odd_ranks(entry.copies_b, like=entry.items_a)
@@ -225,16 +224,6 @@ class Execution:
         role = self._role(node, own=False)
         self._tell(Outcome(node, entry, role, None, judgement, text, None, pair, odd))
         self.errors[node] = Error(math.inf, math.inf, diverges=True)
-
-    def _note_equal(self, node: Node, entry: Comparison) -> None:
-        stats = entry.items_a[0].entry.stats
-        norm = stats.l2 if stats and stats.l2 is not None else 0.0
-        shape = entry.items_a[0].entry.local_shape
-        self._count(node, equal=True)
-        self.errors[node] = Error(norm=norm)
-        self.shapes[node] = shape
-        lookup = is_exact(entry.items_a[0].entry.dtype)  # ids select rows: each contributes once
-        self.row_norms[node] = 1.0 if lookup else norm / math.sqrt(max(math.prod(shape[:-1]), 1))
 
     def _count(self, node: Node, *, equal: bool) -> None:
         self.compared[node.slot.kind] = self.compared.get(node.slot.kind, 0) + 1
@@ -252,14 +241,14 @@ class Execution:
         if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
             same = all(np.array_equal(a, b) for a, b in loaded.blocks())
             metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
-        terms = max(self._terms(node, entry, loaded.shape, pair), entry.terms)
+        terms = max(self.known.terms(node, entry, loaded.shape, pair), entry.terms)
         measured = self._measured(node, loaded, metrics, terms, max(eps, stored_eps(entry)))
         self._count(node, equal=metrics.equal)
-        known = measured
+        noted = measured
         if entry.terms and metrics.norm_a and not metrics.equal:
             # what follows computes with the result, not with its terms
-            known = dataclasses.replace(measured, peak=measure_peak(loaded.blocks(), metrics, 0.0), terms=0.0)
-        self._remember(node, known, loaded, lookup=loaded.exact)
+            noted = dataclasses.replace(measured, peak=measure_peak(loaded.blocks(), metrics, 0.0), terms=0.0)
+        self.known.note(node, noted, loaded)
         judgement, origin = self._judge(node, entry, measured, eps)
         if judgement.ratio > 1 and origin == "unknown" and entry.quiet and isinstance(loaded, Assembled):
             judgement = self._without_noise(node, entry, loaded, eps) or judgement
@@ -270,12 +259,12 @@ class Execution:
         rel = math.inf if entry.exact else error.rel  # how far ids or settings are apart bounds nothing
         self.errors[node] = dataclasses.replace(error, rel=rel, diverges=True).as_factor()
         role = self._role(node, own=origin == "own")
-        bounded = origin == "inputs" or self._bounded(node, eps)
+        bounded = origin == "inputs" or (bool(eps) and self.known.is_bounded(node))
         if role == "receiver" and origin != "inputs" and self._beyond(node, measured, eps):
             role = "further"
         text = _describe(metrics, judgement)
         if rule is not None:
-            agreeing = [e for e in self._inherits(node, measured.size) if not e.diverges]
+            agreeing = [e for e in self.known.inherits(node, measured.size) if not e.diverges]
             declared = judge_declared(rule, loaded, measured, eps, agreeing, noise=self._noise(node, entry))
             role, judgement, text, rule = self.ledger.settle(rule, (role, judgement, text), declared)
         if role == "origin" and origin != "own" and self._may_be_inherited(node, entry, pair, measured, eps):
@@ -319,12 +308,7 @@ class Execution:
             return Measured(metrics, 0.0, terms)
         peak = measure_peak(loaded.blocks(), metrics, terms)
         coherence = measure_coherence(loaded.shape, loaded.blocks(), metrics.projection, eps)
-        return Measured(metrics, peak, terms, self._length(node), coherence)
-
-    def _length(self, node: Node) -> int:
-        """Return how many terms an element sums, as far as the shapes of what it was computed from tell."""
-        shapes = [self.shapes[p] for p in self.graph.parents(node) if self.shapes.get(p)]
-        return terms_in_sum(node, shapes)
+        return Measured(metrics, peak, terms, self.known.length(node), coherence)
 
     def _without_noise(
         self, node: Node, entry: Comparison, loaded: Assembled, eps: float
@@ -338,26 +322,10 @@ class Execution:
         judgement, _ = self._judge(node, entry, measured, eps)
         return judgement if judgement.ratio <= 1 else None
 
-    def _remember(
-        self, node: Node, measured: Measured, loaded: Assembled | Streamed, *, lookup: bool
-    ) -> None:
-        metrics, shape = measured.metrics, loaded.shape
-        together = 0.0
-        if node.slot.kind == Kind.ACTIVATION_GRAD and isinstance(loaded, Assembled) and not metrics.equal:
-            together = summed_error(loaded.a, loaded.b) / measured.size if measured.size else 0.0
-        self.errors[node] = Error(
-            measured.error, measured.peak, measured.size, together=together, coherent=measured.coherent
-        )
-        if node.slot.kind == Kind.ACTIVATION and isinstance(loaded, Assembled):
-            self.centred[node] = centred(loaded.a)
-        self.shapes[node] = shape
-        rows = math.prod(shape[:-1]) if len(shape) > 1 else 1
-        self.row_norms[node] = 1.0 if lookup else (metrics.norm_a or 0.0) / math.sqrt(max(rows, 1))
-
     def _eps(self, node: Node, entry: Comparison, run_eps: float) -> float:
         if entry.exact:
             return 0.0
-        if entry.eps and (entry.slot.slot == "weight" or self._knows_values(node)):
+        if entry.eps and (entry.slot.slot == "weight" or self.known.has_values(node)):
             return entry.eps
         eps = coarser_eps((*entry.items_a, *entry.items_b))
         if entry.slot.kind in _PASS_KINDS and eps:
@@ -368,15 +336,6 @@ class Execution:
             return max(eps, EPS["float32"])  # scalars are kept in float64, computed in the gradients' dtype
         return eps
 
-    def _knows_values(self, node: Node) -> bool:
-        """Tell whether the recorded tensor that a boundary was computed from was compared."""
-        return any(p.slot.kind == Kind.ACTIVATION and p in self.errors for p in self.graph.parents(node))
-
-    def _worst_activation(self, node: Node) -> float:
-        """Return the greatest relative error of the activations that a boundary was computed from."""
-        known = (self.errors[p] for p in self.graph.parents(node) if p.slot.kind == Kind.ACTIVATION)
-        return max((error.rel for error in known if not error.diverges), default=0.0)
-
     def _judge(
         self, node: Node, entry: Comparison, measured: Measured, eps: float
     ) -> tuple[Judgement, Literal["own", "inputs", "unknown"]]:
@@ -385,7 +344,7 @@ class Execution:
         floor = self.floors.get(node)
         if entry.exact or not eps or (self.exact and not derived):
             return judge_exact(measured.metrics, floor), "unknown"
-        parents = self._inherits(node, measured.size)
+        parents = self.known.inherits(node, measured.size)
         agreeing = [e for e in parents if not e.diverges]
         plain = judge_model(measured, eps, agreeing, noise=self._noise(node, entry), floor=floor)
         sides = entry.own() if entry.own else None
@@ -403,36 +362,14 @@ class Execution:
     def _origins(self) -> Iterable[Outcome]:
         return (o for o in self.outcomes if o.role != "receiver")
 
-    def _inherits(self, node: Node, size: float) -> list[Error]:
-        """Return what a boundary of norm ``size`` inherits of each thing that it was computed from."""
-        known = [p for p in self.graph.parents(node) if p in self.errors]
-        outs = [p for p in (node, *known) if p.slot.kind == Kind.ACTIVATION and p.slot.slot[:3] == "out"]
-        result = self.shapes.get(outs[0], ()) if outs else ()
-        found = []
-        for parent in known:
-            error = self.errors[parent]
-            if node.slot.kind == Kind.LOCAL_GRAD:
-                error = error.of_sum()
-            if not error.diverges and error.rel:
-                reach = Reach(node, parent, result, self.shapes.get(parent, ()), size, error.norm)
-                error = error.times(reach.factor(self.centred.get(parent, 1.0)))
-            found.append(error)
-        return found
-
     def _noise(self, node: Node, entry: Comparison) -> float:
         """Return the relative error that a boundary may have beside round-off."""
-        return entry.noise + (entry.of_error * self._worst_activation(node) if entry.of_error else 0.0)
-
-    def _bounded(self, node: Node, eps: float) -> bool:
-        """Tell whether what a boundary was computed from errs little enough to bound its own error."""
-        parents = [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
-        # large errors are not linear: no bound holds
-        return bool(eps) and all(math.isfinite(e.rel) and e.rel <= 0.01 for e in parents)
+        return entry.noise + (entry.of_error * self.known.worst_activation(node) if entry.of_error else 0.0)
 
     def _beyond(self, node: Node, measured: Measured, eps: float) -> bool:
         """Tell whether a divergence exceeds what its diverging inputs may be amplified to."""
-        parents = self._inherits(node, measured.size)
-        return self._bounded(node, eps) and judge_model(measured, eps, parents).ratio > 1
+        parents = self.known.inherits(node, measured.size)
+        return bool(eps) and self.known.is_bounded(node) and judge_model(measured, eps, parents).ratio > 1
 
     def _role(self, node: Node, *, own: bool) -> str:
         return "receiver" if not own and self._follows(node) else "origin"
@@ -442,34 +379,6 @@ class Execution:
         parents = (p for p in self.graph.parents(node) if p not in self.apart)
         return any(p in self.errors and self.errors[p].diverges for p in parents)
 
-    def _terms(self, node: Node, entry: Comparison, shape: tuple[int, ...], pair: StepPair) -> float:
-        """Return the norm of the terms that a gradient sums, 0 where it is not known."""
-        nodes = [Node(node.step, m, s) for m, s in entry.magnitude_of]
-        known = [n for n in nodes if n in self.errors]
-        if not known:
-            return 0.0
-        if entry.slot.kind == Kind.LOCAL_GRAD:
-            return self._product(known, shape)
-        factor = 1.0
-        factors = pair.gradients_a.factors
-        if known[0].slot.kind == Kind.LOCAL_GRAD and factors:
-            factor = max(abs(f) for f in factors.by_rank.values())
-        return self.errors[known[0]].norm * factor
-
-    def _product(self, known: Sequence[Node], shape: tuple[int, ...]) -> float:
-        """Return the norm of what a parameter's gradient sums: its users' gradients times their inputs.
-
-        A parameter that is added to an activation, or scales it, isn't multiplied by whole rows.
-        """
-        gradients = [n for n in known if n.slot.kind == Kind.ACTIVATION_GRAD]
-        inputs = [n for n in known if n.slot.kind == Kind.ACTIVATION]
-        widths = {self.shapes[n][-1:] for n in inputs if n in self.shapes}
-        spread = any(_is_spread_over(shape, self.shapes[n]) for n in gradients if n in self.shapes)
-        elementwise = len(shape) < 2 or (spread and shape[-2:-1] not in widths)
-        longest = 1.0 if elementwise else max([1.0, *(self.row_norms.get(n, 0.0) for n in inputs)])
-        norms = (self.errors[n].norm for n in gradients)
-        return longest * math.sqrt(sum(norm * norm for norm in norms if math.isfinite(norm)))
-
     def _tell(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
 
@@ -477,14 +386,6 @@ class Execution:
         """Tell whether any boundary of these kinds has diverged so far, and not as was declared."""
         wanted = set(kinds)
         return any(o.node.slot.kind in wanted and not o.expected for o in self.outcomes)
-
-
-def _is_spread_over(parameter: tuple[int, ...], activation: tuple[int, ...]) -> bool:
-    """Tell whether a parameter of this shape can be broadcast over an activation."""
-    if not parameter or len(parameter) > len(activation) or parameter[-1] != activation[-1]:
-        return False
-    sizes = zip(reversed(parameter), reversed(activation), strict=False)
-    return all(mine in (1, other) for mine, other in sizes)
 
 
 def _describe(metrics: Metrics, judgement: Judgement) -> str:
