@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
 from typing import NamedTuple
 
 import torch
@@ -21,6 +20,9 @@ MAX_NODES = 64
 MAX_STEPS_BELOW = 4
 """Reshapes that may lie between the gather and the log_softmax."""
 
+BLOCK = 1 << 20
+"""Elements of all classes that are held in float64 at a time."""
+
 SELECTING = ("GatherBackward0", "IndexBackward0")
 
 LINEAR = frozenset(
@@ -28,6 +30,25 @@ LINEAR = frozenset(
      "DivBackward0"}
 )  # fmt: skip
 """What smoothing of labels does with log-probabilities beside the gather, with one operand in the graph."""
+
+
+class _Found(NamedTuple):
+    """A gather of log-probabilities; ``beside`` are the nodes that use all of these too."""
+
+    gather: Node
+    logs: Node
+    beside: tuple[Node, ...]
+
+    @property
+    def smoothed(self) -> bool:
+        """Whether the log-probabilities are summed over all classes too, as smoothed labels are.
+
+        Then the gather has a part of each token's loss only. An entropy is not linear in them.
+        """
+        return bool(self.beside) and all(
+            node.name() in LINEAR and sum(below is not None for below, _ in node.next_functions) == 1
+            for node in self.beside
+        )
 
 
 class _Place(NamedTuple):
@@ -49,27 +70,26 @@ def find_losses(session: Session, root: torch.Tensor) -> None:
     """
     if root.grad_fn is None or not session.wants(Kind.LOSS, NAME, session.clock.backward_moment()):
         return
-    objective = session.producers.find(root)  # what tokens weigh depends on all that is made of their losses
-    for gather, logs, whole in _pairs(root.grad_fn):
-        losses = _token_losses(gather, logs)
+    for found in _gathers(root.grad_fn):
+        losses = _token_losses(found.gather, found.logs)
         if losses is None:
             continue
         at = session.clock.backward_moment()
         call = session.clock.take(at, Kind.LOSS, NAME, "value").number
-        producers = {*objective, *session.producers.by_node(logs)}
+        # what tokens weigh depends on all that is made of their losses, too
+        producers = {*session.producers.find(root), *session.producers.by_node(found.logs)}
+        whole = found.smoothed or not found.beside
         place = _Place(at, call, tuple(sorted(producers)), whole)
-        if _smoothed(root.grad_fn, gather, logs):
-            _watch_smoothed(session, logs, place._replace(whole=True))
+        if found.smoothed:
+            _watch_smoothed(session, found.logs, place)
         else:
-            _watch(session, gather, losses, place)
+            _watch(session, found.gather, losses, place)
 
 
-def _pairs(root: Node) -> list[tuple[Node, Node, bool]]:
-    """Return (gather, log_softmax) nodes near the root, nearest first, with whether nothing else uses these.
-
-    Where the log-probabilities are used otherwise, what is gathered of them is a part of a token's loss.
-    """
+def _gathers(root: Node) -> list[_Found]:
+    """Return the gathers of log-probabilities near the root, nearest first."""
     found: list[tuple[Node, Node]] = []
+    readers: dict[Node, list[Node]] = defaultdict(list)
     todo, seen = deque([root]), {root}
     while todo and len(seen) < MAX_NODES:
         node = todo.popleft()
@@ -79,10 +99,13 @@ def _pairs(root: Node) -> list[tuple[Node, Node, bool]]:
                 found.append((node, logs))
                 continue
         for below, _ in node.next_functions:
-            if below is not None and below not in seen:
+            if below is None:
+                continue
+            readers[below].append(node)
+            if below not in seen:
                 seen.add(below)
                 todo.append(below)
-    return [(gather, logs, logs not in seen) for gather, logs in found]
+    return [_Found(gather, logs, tuple(readers.get(logs, ()))) for gather, logs in found]
 
 
 def _log_softmax_below(node: Node) -> Node | None:
@@ -94,45 +117,6 @@ def _log_softmax_below(node: Node) -> Node | None:
             return below
         node = below
     return None
-
-
-def _smoothed(root: Node, gather: Node, logs: Node) -> bool:
-    """Tell whether the log-probabilities are summed over all classes too, as smoothed labels are.
-
-    Then the gather has a part of each token's loss only. Of an entropy, which is not linear in them, it has
-    all.
-    """
-    beside = [node for node in _near(root) if _reads(node, logs) and not _leads(gather, node)]
-    return bool(beside) and all(
-        node.name() in LINEAR and sum(below is not None for below, _ in node.next_functions) == 1
-        for node in beside
-    )
-
-
-def _near(root: Node) -> Iterator[Node]:
-    """Yield the nodes near the root, nearest first."""
-    todo, seen = deque([root]), {root}
-    while todo:
-        node = todo.popleft()
-        yield node
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen and len(seen) < MAX_NODES:
-                seen.add(below)
-                todo.append(below)
-
-
-def _reads(node: Node, logs: Node) -> bool:
-    return any(below == logs for below, _ in node.next_functions)
-
-
-def _leads(gather: Node, wanted: Node) -> bool:
-    """Tell whether a node lies on the way from the gather to its log-probabilities."""
-    node: Node | None = gather
-    for _ in range(MAX_STEPS_BELOW + 1):
-        if node is None or node == wanted:
-            return node is not None
-        node = node.next_functions[0][0] if node.next_functions else None
-    return False
 
 
 def _token_losses(gather: Node, logs: Node) -> torch.Tensor | None:
@@ -171,15 +155,20 @@ def _watch(session: Session, gather: Node, losses: torch.Tensor, place: _Place) 
 
 
 def _watch_smoothed(session: Session, logs: Node, place: _Place) -> None:
-    """Watch the gradient of all log-probabilities: a token's own add up to minus its weight."""
+    """Watch the gradient of all log-probabilities: a token's own add up to minus its weight.
+
+    The log-probabilities are the graph's own; they are let go when backward has passed, since a program may
+    hold a loss, and with it its graph, for long.
+    """
     result, spec = split(logs._saved_result)  # type: ignore[attr-defined]
     dim = _signed(logs._saved_dim)  # type: ignore[attr-defined]
     if spec is not None and not spec.replicated:
         return
-    values = result.detach()
+    held = [result.detach()]
 
     def hook(outputs: tuple[torch.Tensor | None, ...]) -> None:
-        _record_smoothed(session, outputs[0], values, dim, place)
+        if held:
+            _record_smoothed(session, outputs[0], held.pop(), dim, place)
 
     logs.register_prehook(hook)
 
@@ -191,13 +180,21 @@ def _record_smoothed(
     if gradient is None or session.muted:
         return
     local, _ = split(gradient)
-    if local.shape != logs.shape:
+    if local.shape != logs.shape or not logs.numel():
         return
     with unobserved():
-        shares = -local.detach().to(torch.float64)  # of each class: the label's probability times the weight
-        weight = shares.sum(dim)
-        losses = -(shares * logs.to(torch.float64)).nan_to_num(0.0).sum(dim)
-        _emit(session, weight, losses / torch.where(weight != 0, weight, 1.0), place)
+        classes = logs.shape[dim]
+        rows, values = (x.detach().movedim(dim, -1).reshape(-1, classes) for x in (local, logs))
+        weights, losses = [], []
+        for start in range(0, len(rows), step := max(BLOCK // max(classes, 1), 1)):
+            # of each class: the label's probability times the weight of the token
+            shares = -rows[start : start + step].to(torch.float64)
+            weights.append(shares.sum(-1))
+            known = values[start : start + step].to(torch.float64)
+            losses.append(-(shares * known).nan_to_num(0.0).sum(-1))
+        shape = logs.movedim(dim, -1).shape[:-1]
+        weight, loss = (torch.cat(found).reshape(shape) for found in (weights, losses))
+        _emit(session, weight, loss / torch.where(weight != 0, weight, 1.0), place)
 
 
 @guard("handwritten loss")

@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from tensortrace.tracer.hooks import handwritten
 from tests.memory_sink import recording
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 1.0, 1.0]], requires_grad=True)
@@ -178,6 +180,32 @@ def test_smoothed_labels_by_hand_weigh_and_lose_what_cross_entropy_does() -> Non
     name = "log_softmax.gather"
     assert sink.one("loss", name, "sum").item() == pytest.approx(wanted.item(), rel=1e-6)
     assert sink.one("loss", name, "weight").flatten().tolist() == pytest.approx([1 / 6] * 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 4, 1 << 20])
+def test_smoothed_labels_are_summed_block_by_block(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(handwritten, "BLOCK", block)
+    scores = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    labels = torch.tensor([[1, 0, 4], [2, 2, 3]])
+    wanted = F.cross_entropy(scores.double(), labels, reduction="sum", label_smoothing=0.5)
+    with recording() as sink:
+        logs = F.log_softmax(scores, dim=1)
+        picked = logs.gather(1, labels[:, None]).squeeze(1)
+        (-(0.5 * picked + 0.5 * logs.mean(1)).sum()).backward()
+    name = "log_softmax.gather"
+    assert sink.one("loss", name, "sum").item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert sink.one("loss", name, "weight").flatten().tolist() == pytest.approx([1.0] * 6, rel=1e-6)
+
+
+def test_a_loss_that_is_kept_keeps_no_log_probabilities() -> None:
+    with recording():
+        logs = F.log_softmax(LOGITS, dim=-1)
+        storage = StorageWeakRef(logs.untyped_storage())
+        loss = -(0.8 * logs.gather(1, TARGET.clamp(min=0)[:, None]).squeeze(1) + 0.2 * logs.mean(1)).sum()
+        del logs
+        loss.backward()
+    assert storage.expired()
+    assert loss.grad_fn is not None
 
 
 def test_an_entropy_beside_a_loss_by_hand_is_no_smoothing() -> None:
