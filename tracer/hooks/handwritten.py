@@ -20,7 +20,7 @@ MAX_NODES = 64
 MAX_STEPS_BELOW = 4
 """Reshapes that may lie between the gather and the log_softmax."""
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 """Elements of all classes that are held in float64 at a time."""
 
 SELECTING = ("GatherBackward0", "IndexBackward0")
