@@ -38,6 +38,7 @@ from tensortrace.diff.result import (
 )
 from tensortrace.diff.uncalled import uncalled
 from tensortrace.diff.unseen import Unseen, unseen
+from tensortrace.tracer.layout import MANIFEST
 from tensortrace.tracer.types import INIT_STEP, LADDER, Kind
 
 MAX_ORIGINS, MAX_RECEIVERS, MAX_EXAMPLES, MAX_INPUTS = 200, 200, 3, 8
@@ -394,7 +395,12 @@ def _lost_records(catalog: Catalog, side: str) -> list[Missing]:
         reason = f"no recording of rank {', '.join(map(str, absent))} of {expected}"
         found.append(Missing(label, "any", reason, len(absent), (), True))  # type: ignore[arg-type]
     command = catalog.trace.manifest
-    if not found and command is not None and command.exit_code:
+    if command is None:  # another folder may have been lost with it, and how the command ended is not known
+        reason = (
+            f"{label} has no {MANIFEST}: which ranks its run had, and how it ended, is not known for sure"
+        )
+        found.append(Missing(label, "any", reason, 1, (), True))  # type: ignore[arg-type]
+    elif not found and command.exit_code:
         reason = f"the command of {label} ended with exit code {command.exit_code}"
         found.append(Missing(label, "any", reason, 1, (), True))  # type: ignore[arg-type]
     return found
