@@ -19,12 +19,11 @@ from tensortrace.diff.compare import EPS, measure_blocks
 from tensortrace.diff.expect.ledger import Ledger, judge_declared
 from tensortrace.diff.expect.rules import Rule
 from tensortrace.diff.floors import Floor
-from tensortrace.diff.holders import compute_eps, disagree, holders, stored_eps, without_layout
+from tensortrace.diff.holders import compute_eps, disagree, holders, odd_of, stored_eps, without_layout
 from tensortrace.diff.inherit import Known
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps, is_early
-from tensortrace.diff.replicas import odd_members, odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.stream import Streamed, block_of
 from tensortrace.diff.tolerance import (
@@ -69,7 +68,8 @@ class Outcome:
     ``assembled`` is kept only of origins; of a tensor too large to hold it is the block numbered ``window``,
     which has the worst element. ``shape`` is that of the whole. ``rule`` is what the user declared of it;
     ``bounded`` tells whether the error of a receiver was judged: an update's by its formula, another's by
-    what its inputs' errors may be amplified to, unless those are too large for a bound.
+    what its inputs' errors may be amplified to, unless those are too large for a bound. ``ranks`` are of b;
+    ``disagrees`` is the run whose replicas are unequal where the other's are not.
     """
 
     node: Node
@@ -85,6 +85,7 @@ class Outcome:
     window: int | None = None
     rule: Rule | None = None
     bounded: bool = False
+    disagrees: Literal["a", "b"] | None = None
 
     @property
     def expected(self) -> bool:
@@ -183,8 +184,11 @@ class Execution:
             self.not_comparable.append((node, str(error)))
             self.known.note_unjudged(node)
             return
-        if disagree(entry.copies_b, entry.items_b) and not disagree(entry.copies_a, entry.items_a):
-            self._tell_disagreement(node, entry, pair)
+        disagreeing = [
+            disagree(*held) for held in ((entry.copies_a, entry.items_a), (entry.copies_b, entry.items_b))
+        ]
+        if disagreeing[0] != disagreeing[1]:
+            self._tell_disagreement(node, entry, pair, "a" if disagreeing[0] else "b")
             return
         if entry.same_bytes and entry.slot.kind in _BYTES_SUFFICE:
             self._count(node, equal=True)
@@ -214,15 +218,18 @@ class Execution:
         self._tell(Outcome(node, entry, "declared", None, None, text, None, pair, rule=rule))
         self.errors[node] = Error(math.inf, math.inf, diverges=True)
 
-    def _tell_disagreement(self, node: Node, entry: Comparison, pair: StepPair) -> None:
-        odd = odd_members(entry.items_b) or odd_ranks(entry.copies_b, like=entry.items_a)
+    def _tell_disagreement(
+        self, node: Node, entry: Comparison, pair: StepPair, side: Literal["a", "b"]
+    ) -> None:
+        odd = odd_of(entry, side)
         ranks = ", ".join(map(str, odd))
-        others = ", ".join(str(rank) for rank in holders(entry) if rank not in odd)
+        others = ", ".join(str(rank) for rank in holders(entry, side) if rank not in odd)
         differs = f"differs from rank {others}" if others else "each hold another value"
-        text = f"replicas disagree in b: rank {ranks} {differs}"
+        text = f"replicas disagree in {side}: rank {ranks} {differs}"
         judgement = judge_exact(Metrics(elements=0, equal=False, rel_l2=math.inf))
         role = self._role(node, own=False)
-        self._tell(Outcome(node, entry, role, None, judgement, text, None, pair, odd))
+        own = odd if side == "b" else ()
+        self._tell(Outcome(node, entry, role, None, judgement, text, None, pair, own, disagrees=side))
         self.errors[node] = Error(math.inf, math.inf, diverges=True)
 
     def _count(self, node: Node, *, equal: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.logical import Unplaceable, no_layout
@@ -31,9 +32,17 @@ def disagree(copies: Sequence[Item], items: Sequence[Item]) -> bool:
     return bool(odd_members(items) or odd_ranks(copies))
 
 
-def holders(entry: Comparison) -> list[int]:
-    """Return the ranks of ``b`` that hold the tensor or a part of it."""
-    return sorted({rank for item in (*entry.items_b, *entry.copies_b) for rank in item.ranks})
+def odd_of(entry: Comparison, side: Literal["a", "b"]) -> tuple[int, ...]:
+    """Return the ranks of a run whose replica is not the one that it should be; see ``odd_ranks``."""
+    if side == "a":
+        return odd_members(entry.items_a) or odd_ranks(entry.copies_a, like=entry.items_b)
+    return odd_members(entry.items_b) or odd_ranks(entry.copies_b, like=entry.items_a)
+
+
+def holders(entry: Comparison, side: Literal["a", "b"] = "b") -> list[int]:
+    """Return the ranks of a run that hold the tensor or a part of it."""
+    held = (*entry.items_a, *entry.copies_a) if side == "a" else (*entry.items_b, *entry.copies_b)
+    return sorted({rank for item in held for rank in item.ranks})
 
 
 def compute_eps(view: StepView) -> float:

@@ -10,6 +10,7 @@ from tensortrace.diff.catalog import Item
 from tensortrace.diff.causes.case import Case, Proposal, told
 from tensortrace.diff.execute import Outcome
 from tensortrace.diff.gradients import CLIP
+from tensortrace.diff.holders import odd_of
 from tensortrace.diff.plan.comparison import Comparison, replica
 from tensortrace.tracer.types import INIT_STEP, Kind
 
@@ -75,7 +76,7 @@ def missing(case: Case) -> Sequence[Proposal]:
 
 def _unlike(outcome: Outcome) -> bool:
     """Tell whether ranks disagree at an outcome, or only one run has it."""
-    return bool(outcome.ranks) or not isinstance(outcome.comparison, Comparison)
+    return outcome.disagrees is not None or not isinstance(outcome.comparison, Comparison)
 
 
 def _copies(name: str, case: Case) -> tuple[Item, ...]:
@@ -221,25 +222,26 @@ def _numbers(values: Sequence[int]) -> str:
 
 def replica_disagrees(case: Case) -> Sequence[Proposal]:
     """Propose that ranks that should hold one value do not, and say whether the odd ones are stale."""
-    odd = case.origin.ranks
-    entry = case.origin.comparison
-    if not odd or not isinstance(entry, Comparison):
+    entry, side = case.origin.comparison, case.origin.disagrees
+    if side is None or not isinstance(entry, Comparison):
         return ()
+    odd = odd_of(entry, side)
     ranks = ", ".join(map(str, odd))
     slot = case.origin.node.slot
     at_init = case.origin.node.step == INIT_STEP  # which no step comes before
-    before = {i.source.rank: i for i in case.pair.before_b.items.get(slot, ()) if not at_init}
-    copies = {i.source.rank: i for i in entry.copies_b}
-    if all(r in before and copies[r].entry.digest == before[r].entry.digest for r in odd):
-        text = f"rank {ranks} of b kept the value of before the step"
-        old, new = ([side[r].read() for r in odd] for side in (before, copies))
-        right = [replica(entry.items_a).read() for _ in odd]
+    view = case.pair.before_b if side == "b" else case.pair.before_a
+    before = {i.source.rank: i for i in view.items.get(slot, ()) if not at_init}
+    copies = {i.source.rank: i for i in (entry.copies_b if side == "b" else entry.copies_a)}
+    if odd and all(r in before and copies[r].entry.digest == before[r].entry.digest for r in odd):
+        text = f"rank {ranks} of {side} kept the value of before the step"
+        old, new = ([held[r].read() for r in odd] for held in (before, copies))
+        right = [replica(entry.items_a if side == "b" else entry.items_b).read() for _ in odd]
         words = "rank(s) that hold the value before the step"
         return (Proposal("replica.disagrees", text, old, new, right, float(len(odd)), words, simplicity=1),)
     others = [r for r in copies if r not in odd]
-    text = f"rank {ranks} of b should hold one value, and each holds another"
+    text = f"rank {ranks} of {side} should hold one value, and each holds another"
     if others:
-        text = f"rank {ranks} of b holds another value than rank {', '.join(map(str, others))}"
+        text = f"rank {ranks} of {side} holds another value than rank {', '.join(map(str, others))}"
     return (told("replica.disagrees", text, len(odd), "rank(s) that differ", simplicity=5),)
 
 

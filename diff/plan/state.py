@@ -221,31 +221,37 @@ def _exact(
 def _plan_groups(pair: StepPair, plan: StepPlan) -> None:
     """Compare hyperparameters per parameter, told per group of ``b`` and distinct pair of values.
 
-    Every rank's own value counts: stages of a pipeline have groups of one name and other parameters.
+    Every rank's own value counts, of either run: stages of a pipeline have groups of one name and other
+    parameters.
     """
     values_a, values_b = _per_param(pair.a), _per_param(pair.b)
     positions = tuple((None, s) for s, _ in pair.a.find(Kind.SCHEDULE) if s.slot == "position")
     told: dict[tuple[Slot, str, str], list[tuple[str, Item, Item]]] = defaultdict(list)
+    odd_in_a: set[tuple[Slot, str, str]] = set()
     for (name, hyper, call), held in values_b.items():
         found = values_a.get((name, hyper, call), [])
-        right = {item.entry.digest for _, item in found}
-        wrong = [(slot, item) for slot, item in held if item.entry.digest not in right]
+        digests_a, digests_b = ({item.entry.digest for _, item in values} for values in (found, held))
+        wrong = [(slot, item) for slot, item in held if item.entry.digest not in digests_a]
+        astray = [] if wrong else [item for _, item in found if item.entry.digest not in digests_b]
         for slot, item in (wrong or held[:1]) if found else ():
             same = next((x for _, x in found if x.entry.digest == item.entry.digest), found[0][1])
-            told[(slot, same.entry.digest, item.entry.digest)].append((name, same, item))
+            for x in astray or [same]:
+                key = (slot, x.entry.digest, item.entry.digest)
+                told[key].append((name, x, item))
+                odd_in_a.update([key] if astray else ())
     compared: set[Slot] = set()
-    for (slot, *_), members in sorted(told.items(), key=lambda e: (e[0][0], len({n for n, *_ in e[1]}))):
-        _, x, y = members[0]
+    for key, members in sorted(told.items(), key=lambda e: (e[0][0], len({n for n, *_ in e[1]}))):
+        slot, (_, x, y) = key[0], members[0]
         differs = x.entry.digest != y.entry.digest
         if slot in compared and not differs:
             continue  # the other value of a mixed group is already told
         compared.add(slot)
         owners = sorted({name for name, *_ in members})
         names = ", ".join(owners[:3]) + (", …" if len(owners) > 3 else "")
-        ranks = sorted({item.source.rank for *_, item in members})
-        where = (
-            f" on rank {', '.join(map(str, ranks))}" if differs and set(ranks) < set(_ranks(pair.b)) else ""
-        )
+        side, run = (1, pair.a) if key in odd_in_a else (2, pair.b)
+        ranks = sorted({member[side].source.rank for member in members})
+        told_of = f" on rank {', '.join(map(str, ranks))}{' of a' if side == 1 else ''}"
+        where = told_of if differs and set(ranks) < set(_ranks(run)) else ""
         text = f"{slot.slot} of {_parameters(len(owners))}{where} ({names})"
         parents = positions if slot.slot == "lr" else ()
         plan.comparisons = [c for c in plan.comparisons if c.slot != slot] if differs else plan.comparisons

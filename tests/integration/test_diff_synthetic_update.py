@@ -295,6 +295,24 @@ def test_a_stale_parameter_on_one_rank_names_the_rank(judge: Judge, reference: i
     assert "rank 1 of b kept" in result.causes[0].text
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_replicas_of_the_reference_that_disagree_are_told_where_they_do(judge: Judge, ranks: int) -> None:
+    wrong = tampering(Kind.PARAM, "hidden.weight", "model", greatest_is_off, step=1, rank=1)
+    result = judge(wrong(ranks=2), Program(ranks=ranks))
+    assert place(result) == (1, None, "param", "hidden.weight", "model")
+    assert codes(result) == ["replica.disagrees"]
+    assert result.causes[0].text == "rank 1 of a holds another value than rank 0"
+
+
+def test_a_rank_of_the_reference_with_a_learning_rate_of_its_own_is_named(judge: Judge) -> None:
+    group = "optimizer.0.group.0"
+    wrong = tampering(Kind.SCHEDULE, group, "lr", lambda lr: 2 * lr, step=1, rank=1)
+    result = judge(wrong(ranks=2), Program())
+    assert place(result) == (1, None, "schedule", group, "lr")
+    assert codes(result) == ["optimizer.hyperparameter"]
+    assert "on rank 1 of a" in result.headline
+
+
 @pytest.mark.parametrize("odd", [0, 2])
 def test_of_four_ranks_the_one_that_differs_is_the_odd_one(judge: Judge, odd: int) -> None:
     wrong = tampering(Kind.PARAM, "hidden.bias", "model", lambda v: v + np.float32(1e-3), step=0, rank=odd)
