@@ -248,9 +248,10 @@ def _plan_groups(pair: StepPair, plan: StepPlan) -> None:
         compared.add(slot)
         owners = sorted({name for name, *_ in members})
         names = ", ".join(owners[:3]) + (", …" if len(owners) > 3 else "")
-        side, run = (1, pair.a) if key in odd_in_a else (2, pair.b)
-        ranks = sorted({member[side].source.rank for member in members})
-        told_of = f" on rank {', '.join(map(str, ranks))}{' of a' if side == 1 else ''}"
+        in_a = key in odd_in_a
+        ranks = sorted({(left if in_a else right).source.rank for _, left, right in members})
+        run = pair.a if in_a else pair.b
+        told_of = f" on rank {', '.join(map(str, ranks))}{' of a' if in_a else ''}"
         where = told_of if differs and set(ranks) < set(_ranks(run)) else ""
         text = f"{slot.slot} of {_parameters(len(owners))}{where} ({names})"
         parents = positions if slot.slot == "lr" else ()
