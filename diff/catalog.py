@@ -13,6 +13,7 @@ import numpy as np
 from tensortrace.diff.cells import SAMPLE_KINDS, Cells, find_cells
 from tensortrace.diff.logical import Logical, Member, Placer, Source, Together
 from tensortrace.diff.losses import Names, one_name, under_name
+from tensortrace.diff.masters import COPY, named_as_copies
 from tensortrace.diff.relaid import RelaidTrace
 from tensortrace.diff.ties import Ties, renamed, tied
 from tensortrace.tracer.reader import Trace
@@ -185,9 +186,11 @@ class Catalog:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self._by_step: dict[int, list[tuple[RankTrace, Entry]]] = defaultdict(list)
+        called = named_as_copies(trace.ranks)
         for source in trace.ranks:
             for entry in source.entries:
-                self._by_step[entry.step].append((source, entry))
+                known = called(source.rank, entry) if called else entry
+                self._by_step[entry.step].append((source, known))
         self._placer = _placer(trace)
         self._ties: Ties = {}
         self._losses: Names = {}
@@ -199,7 +202,7 @@ class Catalog:
         a._losses, b._losses = one_name(*((entry for _, entry in side._ranked()) for side in (a, b)))
 
     def _ranked(self) -> Iterator[tuple[int, Entry]]:
-        return ((source.rank, entry) for source in self.trace.ranks for entry in source.entries)
+        return ((source.rank, entry) for held in self._by_step.values() for source, entry in held)
 
     @property
     def cells(self) -> Cells:
@@ -274,7 +277,7 @@ class Catalog:
                 number = part.number if part else -1 if entry.microbatch is None else entry.microbatch
                 found[(slot, number)].append(Member(source, entry))
                 by_event[(source.rank, entry.event)] = (slot, part)
-        for slot, members in self._starts(step).items():
+        for slot, members in (*self._starts(step).items(), *self._copies(step).items()):
             found[(slot, -1)] = members
         items: dict[Slot, list[Item]] = defaultdict(list)
         for (slot, number), members in found.items():
@@ -306,13 +309,36 @@ class Catalog:
                 found[slot] = sorted(known, key=lambda member: member.rank)
         return found
 
+    def _copies(self, step: int) -> dict[Slot, list[Member]]:
+        """Return what the passes of a step compute with where updates are made to masters of parameters.
+
+        Recorded anew only where it changed: one that was not copied back is what it was.
+        """
+        if step < 0 or self.lossy or self.cut_at(step):
+            return {}
+        found: dict[Slot, list[Member]] = {}
+        for name, of_ranks in self._copied.items():
+            known = [m for entries in of_ranks.values() if (m := _last_copy(step, entries)) is not None]
+            if len(known) == len(of_ranks):
+                slot = Slot("window", Kind.PARAM, name, COPY, 0)
+                found[slot] = sorted(known, key=lambda member: member.rank)
+        return found
+
     @cached_property
     def _history(self) -> dict[str, dict[int, list[Member]]]:
         """Every recorded value of each parameter, by rank, in order of events."""
+        return self._history_of(("model", "start"))
+
+    @cached_property
+    def _copied(self) -> dict[str, dict[int, list[Member]]]:
+        """Every value of parameters that are copied from masters, by rank, in order of events."""
+        return self._history_of((COPY,))
+
+    def _history_of(self, slots: Sequence[str]) -> dict[str, dict[int, list[Member]]]:
         found: dict[str, dict[int, list[Member]]] = defaultdict(lambda: defaultdict(list))
         for step in sorted(self._by_step):
             for source, entry in self._by_step[step]:
-                if entry.kind == Kind.PARAM and entry.slot in ("model", "start") and not entry.call:
+                if entry.kind == Kind.PARAM and entry.slot in slots and not entry.call:
                     entry = renamed(entry, self._ties) if self._ties else entry
                     found[entry.name][source.rank].append(Member(source, entry))
         return found
@@ -347,6 +373,11 @@ def _last_before(step: int, members: Sequence[Member]) -> Member | None:
     """Return what a rank had of a parameter when a step began."""
     known = [m for m in members if m.entry.step < step or (m.entry.step, m.entry.slot) == (step, "start")]
     return max(known, key=lambda m: (m.entry.step, m.entry.event), default=None)
+
+
+def _last_copy(step: int, members: Sequence[Member]) -> Member | None:
+    """Return what a rank's modules had of a parameter in the passes of a step."""
+    return max((m for m in members if m.entry.step <= step), key=lambda m: m.entry.event, default=None)
 
 
 def _age(entry: Entry) -> int:

@@ -75,7 +75,7 @@ class Graph:
         microbatch = _LATE if node.microbatch is None else node.microbatch
         if node in self._early:
             microbatch = 0
-        if node.slot.slot == "start":  # found before the window's first backward
+        if node.slot.slot in ("start", "copy"):  # found before the window's first backward
             microbatch = -1
         return (
             node.step, microbatch, self._depth.get(node, 0), _RUNG[node.slot.kind],

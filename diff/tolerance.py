@@ -255,7 +255,7 @@ def judge_own(blocks: Callable[[], Iterable[Sides]], eps: float, norm: float | N
         worst = max(worst, found) if math.isfinite(found) else math.inf
     limit = PEAK * OWN * eps
     reason = f"beyond what its own inputs explain: worst element {worst:.3g}, allowed {limit:.3g}"
-    share = min(1.0, norm / math.sqrt(squares)) if norm and squares else 1.0
+    share = norm / math.sqrt(squares) if norm and squares else 1.0
     power = (limit + (worst if math.isfinite(worst) else 0.0)) / share
     return Judgement(
         policy="error-model", allowed=limit, error=worst, ratio=_ratio(worst, limit), reason=reason,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from tensortrace.diff.catalog import Slot, StepView
+from tensortrace.diff.masters import COPY
 from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.diff.plan.evaluations import settings
 from tensortrace.diff.plan.samples import ROWS
@@ -22,7 +23,8 @@ class Edges:
 
     def __init__(self, pair: StepPair) -> None:
         self.pair = pair
-        self.states = _states_by_module(pair)
+        self.states = _states_by_module((pair.before_a, pair.before_b), "model")
+        self.copies = _states_by_module((pair.a, pair.b), COPY)
         self.producers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
         self.consumers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
         self.calls: dict[tuple[str, str, int, int | None], list[Slot]] = defaultdict(list)
@@ -67,6 +69,7 @@ class Edges:
             if not any(p[1].name != slot.name for p in parents):
                 parents |= {(microbatch, s): None for s in self._inputs(slot, microbatch)}
             states = self.states.get(slot.name, ())
+            parents |= dict.fromkeys(self.copies.get(slot.name, ()))
             if microbatch in self.pair.evaluations and slot.phase == "train":
                 parents |= self._of_evaluation(microbatch)
             if slot.phase == "eval":  # an eval pass comes before or after the step's update
@@ -189,12 +192,12 @@ def merged(slot: Slot) -> Slot:
     return slot._replace(call=0) if slot.kind == Kind.LOSS and slot.slot in SUMMED else slot
 
 
-def _states_by_module(pair: StepPair) -> dict[str, list[Ref]]:
-    """Return per module the parameters and buffers that it owns directly, as the step before left them."""
+def _states_by_module(views: tuple[StepView, StepView], name_of_slot: str) -> dict[str, list[Ref]]:
+    """Return per module the parameters and buffers that it owns directly."""
     owned: dict[str, dict[Ref, None]] = defaultdict(dict)
-    for view in (pair.before_a, pair.before_b):
+    for view in views:
         for slot, items in view.items.items():
-            if slot.kind in (Kind.PARAM, Kind.BUFFER) and slot.slot == "model":
+            if slot.kind in (Kind.PARAM, Kind.BUFFER) and slot.slot == name_of_slot:
                 for name in {slot.name, *(n for i in items for n in i.entry.meta.aliases)}:
                     owned[name.rpartition(".")[0] or ROOT][(None, slot._replace(call=0))] = None
     return {module: list(refs) for module, refs in owned.items()}

@@ -9,8 +9,10 @@ from functools import partial
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
+from tensortrace.diff.masters import COPIED, COPY
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, replica
 from tensortrace.diff.plan.consumers import Ref
+from tensortrace.diff.plan.copies import copying_error
 from tensortrace.diff.plan.evaluations import AMPLIFIED, size_of_list
 from tensortrace.diff.plan.gradients import window_slot
 from tensortrace.diff.plan.muon import noise_of_muon
@@ -99,6 +101,9 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
         )
         return
     plain = _comparison(slot, a, b, parents, earlier)
+    if slot.slot in (COPY, COPIED):
+        plan.comparisons.append(replace(plain, own=copying_error(slot, pair)))
+        return
     of_update = slot.kind != Kind.BUFFER and slot.slot != "start"
     quiet = partial(without_noise, slot, pair) if of_update else None
     if pair.evaluations and of_update:
@@ -131,8 +136,10 @@ def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[R
     states = sorted({s.slot for v in (pair.a, pair.b) for s in v.named(Kind.OPTIMIZER_STATE, name)})
     if slot.kind == Kind.BUFFER:
         return (*_inputs_of_owner(name, pair), *_averaged(name, pair)), ((None, slot),)
-    if slot.slot == "start":
+    if slot.slot in ("start", COPY):
         return (), before
+    if slot.slot == COPIED:
+        return before, ()
     schedule = tuple((None, s) for s in _group_slots(name, call, pair))
     schedule += tuple((None, s) for s in _skips(schedule, pair))
     gradients = [(None, window_slot(kind, name, "grad")) for kind in _consumed(pair)]

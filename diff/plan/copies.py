@@ -1,0 +1,53 @@
+"""What a parameter copied back from its master differs by from the rounded master, in each run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.compare import Sides
+from tensortrace.diff.masters import COPIED, spacing
+from tensortrace.diff.plan.comparison import StepPair, coarser_eps, replica
+from tensortrace.diff.plan.gradients import window_slot
+from tensortrace.diff.tolerance import OWN, PEAK
+from tensortrace.tracer.types import Kind
+
+ROUNDED = 1.5
+"""Units of its last place by which a copy may be off: correct programs round it up, down, or by chance."""
+
+
+def copying_error(slot: Slot, pair: StepPair) -> Callable[[], Callable[[], Iterable[Sides]] | None]:
+    """Return how to compute what of a difference the masters that were copied do not explain."""
+
+    def own() -> Callable[[], Iterable[Sides]] | None:
+        after = slot.slot == COPIED
+        sides = (
+            (pair.a, pair.a if after else pair.before_a), (pair.b, pair.b if after else pair.before_b)
+        )  # fmt: skip
+        found = [_residue(slot, view, masters) for view, masters in sides]
+        if found[0] is None or found[1] is None or found[0][0].shape != found[1][0].shape:
+            return None
+        (error_a, size_a), (error_b, size_b) = found[0], found[1]
+        return lambda: [(error_b - error_a, np.fmax(size_a, size_b))]
+
+    return own
+
+
+def _residue(slot: Slot, view: StepView, masters: StepView) -> Sides | None:
+    """Return copy − master, and the size of which ``judge_own`` allows that many spacings."""
+    copies = view.items.get(slot, ())
+    held = masters.items.get(window_slot(Kind.PARAM, slot.name, "model"), ())
+    if not copies or not held:
+        return None
+    copy, master = replica(copies), replica(held)
+    if copy.entry.local_shape != master.entry.local_shape or not _readable(copy, master):
+        return None
+    eps = coarser_eps((copy,))
+    wide, narrow = master.read().astype(np.float64), copy.read().astype(np.float64)
+    return narrow - wide, ROUNDED / (PEAK * OWN * eps) * spacing(wide, copy.entry.dtype)
+
+
+def _readable(*items: Item) -> bool:
+    return all(item.source.stored(item.entry) for item in items)

@@ -1,0 +1,127 @@
+"""Half-precision parameters updated through float32 masters that the program keeps itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from tensortrace.tracer.types import INIT_STEP, Kind, Meta
+from tests.integration.judged import Judge, assert_equivalent, codes, judge_in, place
+from tests.simulated import NAMES, At, Program
+
+_OF_MASTERS = (Kind.CLIPPED_GRAD, Kind.OPTIMIZER_STATE, Kind.PARAM)
+
+
+class Mastered(Program):
+    """Passes compute with float16 copies; what the optimizer holds is float32 and called ``param.N``."""
+
+    def copies(self, step: int, rank: int) -> dict[str, np.ndarray]:
+        return {name: value.astype(np.float16) for name, value in self.masters[rank].items()}
+
+    def run(self) -> Any:
+        start = [{n: v.astype(np.float16).astype(np.float32) for n, v in p.items()} for p in self.params]
+        self.params = self.masters = start
+        return super().run()
+
+    def _record_state(self, step: int, rank: int) -> None:
+        if step == INIT_STEP:
+            self._record_copies(step, rank, "model", self.copies(step, rank))
+        super()._record_state(step, rank)
+
+    def _step(self, step: int) -> None:
+        ranks = range(self.setup.ranks)
+        self.params = list(self.params)
+        for rank in ranks:
+            copies = self.copies(step, rank)
+            if step:
+                self._record_copies(step, rank, "start", copies)
+            self.params[rank] = {name: value.astype(np.float32) for name, value in copies.items()}
+        super()._step(step)
+
+    def before_update(self, step: int, rank: int) -> None:
+        self.params[rank] = self.masters[rank]
+
+    def _update(self, step: int, rank: int, sums: dict[str, np.ndarray]) -> None:
+        super()._update(step, rank, sums)
+        self.masters[rank] = self.params[rank]
+
+    def _record_copies(self, step: int, rank: int, slot: str, copies: dict[str, np.ndarray]) -> None:
+        for name, value in copies.items():
+            super()._put(At(step, rank, None, Kind.PARAM, name, slot), value, shard="replicate")
+
+    def _put(self, at: At, value: Any, *, meta: Meta | None = None, **more: Any) -> Any:
+        if at.kind in _OF_MASTERS and at.name in NAMES:
+            at = at._replace(name=f"param.{NAMES.index(at.name)}")
+        if meta is not None and meta.members:
+            members = tuple(f"param.{NAMES.index(name)}" for name in meta.members)
+            meta = replace(meta, members=members)
+        return super()._put(at, value, meta=meta, **more)
+
+
+class NotCopiedBack(Mastered):
+    def copies(self, step: int, rank: int) -> dict[str, np.ndarray]:
+        if step != 2:
+            self.last = super().copies(step, rank)
+        return self.last
+
+
+class CopiedWrongly(Mastered):
+    def copies(self, step: int, rank: int) -> dict[str, np.ndarray]:
+        found = super().copies(step, rank)
+        if step == 1:
+            found["head.weight"] = (found["head.weight"] * 1.01).astype(np.float16)
+        return found
+
+
+class CutOff(Mastered):
+    """A kernel that rounds towards zero."""
+
+    def copies(self, step: int, rank: int) -> dict[str, np.ndarray]:
+        found = {}
+        for name, value in self.masters[rank].items():
+            cut = value.astype(np.float16)
+            beyond = np.abs(cut.astype(np.float32)) > np.abs(value)
+            found[name] = np.where(beyond, np.nextafter(cut, np.float16(0)), cut)
+        return found
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Judge:
+    return judge_in(tmp_path)
+
+
+def test_masters_are_judged_on_one_rank_and_on_two(judge: Judge) -> None:
+    result = judge(Mastered(steps=3), Mastered(ranks=2, steps=3))
+    assert_equivalent(result)
+    names = {b.where.name for b in result.boundaries if b.where.kind == "optimizer_state"}
+    assert names == set(NAMES)  # under the names of the modules' own
+
+
+def test_copies_rounded_another_way_are_legal(judge: Judge) -> None:
+    assert_equivalent(judge(Mastered(steps=3), CutOff(steps=3)))
+
+
+def test_a_copy_that_was_not_made_is_told_where_it_is_missing(judge: Judge) -> None:
+    result = judge(Mastered(steps=3), NotCopiedBack(steps=3))
+    assert place(result)[:3] == (2, None, "param")
+    assert place(result)[-1] == "copy"
+    assert codes(result)[0] == "value.not_updated"
+
+
+def test_a_copy_of_another_value_is_told_at_its_parameter(judge: Judge) -> None:
+    result = judge(Mastered(steps=3), CopiedWrongly(steps=3))
+    assert place(result) == (1, None, "param", "head.weight", "copy")
+
+
+def test_a_master_given_a_wrong_gradient_is_told_at_its_parameter(judge: Judge) -> None:
+    class Scaled(Mastered):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            wrong = at[:1] + at[3:] == (1, Kind.CLIPPED_GRAD, "param.1", "before")
+            return np.asarray(value * np.float32(1.02)) if wrong else value
+
+    result = judge(Mastered(ranks=2, steps=2), Scaled(ranks=2, steps=2))
+    assert place(result)[2:] == ("clipped_grad", "hidden.weight", "before")
