@@ -98,12 +98,13 @@ def _readings(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Bat
         case None, int(pad):
             yield read_batch(a, phase, pad=pad), whole[1]
     for guess in (False, True):
-        turned = (
-            read_batch(a, phase, guess_padding=guess, time_major=True),
-            read_batch(b, phase, guess_padding=guess, time_major=True),
-        )
-        if _working(turned[0]) == _working(turned[1]):  # else what is cut short looks like fewer rows
-            yield turned
+        for first in ((True, True), (False, True), (True, False)):
+            turned = [
+                read_batch(view, phase, guess_padding=guess, time_major=order)
+                for view, order in zip((a, b), first, strict=True)
+            ]
+            if _working(turned[0]) == _working(turned[1]):  # else what is cut short looks like fewer rows
+                yield turned[0], turned[1]
 
 
 def _working(batch: Batch) -> int:
