@@ -70,8 +70,8 @@ class Arranged:
 def readings(a: Side, b: Side, pairing: Pairing) -> Iterator[tuple[Side, Side, Pairing]]:
     """Yield both sides with rows first, as they may be meant; first as the batch itself is.
 
-    Another order is a reading only where the sizes of all parts of a run allow it. Where one run flattens rows
-    and positions, they are put apart.
+    Another order is a reading only where the sizes of all parts of a run allow it. Where one run flattens
+    rows and positions, they are put apart.
     """
     as_given = replace(
         pairing,

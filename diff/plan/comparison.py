@@ -180,8 +180,8 @@ class StepPair:
     def effective_terms(self) -> TermWeights | None:
         """What the tokens of each matched row weigh in the gradient of both runs, term by term."""
         return effective_terms(
-            self.pairing, self.terms, self.gradients_a.factors, self.gradients_b.factors,
-            same_scheme=self.same_scheme,
+            self.pairing, self.terms, *self._factors,
+            same_scheme=self.same_scheme and not self.whole_on_ranks,
         )  # fmt: skip
 
     @cached_property
@@ -200,11 +200,12 @@ class StepPair:
 
         They tell no factor then, and the loss scales under which they did may differ.
         """
-        return (None, None) if self.overflowed else (self.gradients_a.factors, self.gradients_b.factors)
+        unknown = self.overflowed or self.whole_on_ranks
+        return (None, None) if unknown else (self.gradients_a.factors, self.gradients_b.factors)
 
     @cached_property
-    def whole_on_ranks(self) -> bool:
-        """Whether each rank of one run computes the loss of all that the ranks of the other have together.
+    def whole_on_ranks(self) -> Literal["a", "b", ""]:
+        """The run of which each rank computes the loss of all that the ranks of the other have together.
 
         Contrastive losses over gathered rows may be computed whole on every rank, and averaged.
         """
@@ -214,11 +215,12 @@ class StepPair:
             for part, count in weights.count.items():
                 of_ranks[part.rank] = of_ranks.get(part.rank, 0) + count
             found.append(of_ranks)
-        for mine, other in (found, found[::-1]):
+        sides: tuple[Literal["a", "b"], ...] = ("a", "b")
+        for side, mine, other in zip(sides, found, found[::-1], strict=True):
             whole = sum(other.values())
             if len(mine) > 1 and whole and sum(mine.values()) != whole and set(mine.values()) == {whole}:
-                return True
-        return False
+                return side
+        return ""
 
     @cached_property
     def noise_of_weights(self) -> float:
@@ -230,7 +232,7 @@ class StepPair:
         """What a token of each matched row weighs in the gradient of both runs; None where not observed."""
         return effective_weights(
             self.pairing, self.weights_a, self.weights_b,
-            *self._factors, same_scheme=self.same_scheme and not self.overflowed,
+            *self._factors, same_scheme=self.same_scheme and not self.overflowed and not self.whole_on_ranks,
         )  # fmt: skip
 
     @cached_property
@@ -238,7 +240,7 @@ class StepPair:
         """What every token of each matched row weighs, where both runs tell it token by token."""
         return effective_tokens(
             self.pairing, self.weights_a, self.weights_b,
-            *self._factors, same_scheme=self.same_scheme and not self.overflowed,
+            *self._factors, same_scheme=self.same_scheme and not self.overflowed and not self.whole_on_ranks,
         )  # fmt: skip
 
     @cached_property

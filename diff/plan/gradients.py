@@ -246,7 +246,8 @@ def part_scale(pair: StepPair) -> Callable[[Part], float]:
     """Return ρ of each part of ``b``: the weight of its tokens over their weight in ``a``."""
     if pair.scale.observed:
         return lambda part: pair.scale.by_part.get(part) or 1.0
-    fitted = 1.0 if pair.same_scheme else fitted_scale(pair) or 1.0
+    known = pair.same_scheme and not pair.whole_on_ranks
+    fitted = 1.0 if known else fitted_scale(pair) or 1.0
     return lambda part: fitted
 
 

@@ -34,8 +34,12 @@ def cut_otherwise(slot: Slot, pair: StepPair) -> bool:
 
 def labels_in_order(a: Sequence[Item], b: Sequence[Item]) -> Assembled:
     """Return the valid labels of both runs, each in rising order."""
-    left, right = (np.sort(np.concatenate([_valid(item) for item in side])) for side in (a, b))
-    return Assembled(left, right)
+    return Assembled(sorted_labels(a), sorted_labels(b))
+
+
+def sorted_labels(items: Sequence[Item]) -> np.ndarray:
+    """Return all valid labels in rising order."""
+    return np.sort(np.concatenate([_valid(item) for item in items]))
 
 
 def _valid(item: Item) -> np.ndarray:

@@ -19,7 +19,7 @@ from tensortrace.diff.plan.dispatched import by_dispatch
 from tensortrace.diff.plan.edges import SUMMED, Edges
 from tensortrace.diff.plan.evaluations import AMPLIFIED
 from tensortrace.diff.plan.gates import without_flipped
-from tensortrace.diff.plan.labels import cut_otherwise, is_target, labels_in_order
+from tensortrace.diff.plan.labels import cut_otherwise, is_target, labels_in_order, sorted_labels
 from tensortrace.diff.plan.precision import (
     eps_of_loss,
     eps_of_scores,
@@ -27,7 +27,8 @@ from tensortrace.diff.plan.precision import (
     terms_of_loss,
     terms_of_scores,
 )
-from tensortrace.diff.plan.weights import UNKNOWN_LOSS, WHOLE_ON_RANKS, has_unknown_loss
+from tensortrace.diff.plan.weights import UNKNOWN_LOSS, has_unknown_loss
+from tensortrace.diff.plan.whole import rank_by_rank
 from tensortrace.diff.rows import Row
 from tensortrace.diff.scale import projected
 from tensortrace.tracer.types import ROOT, STAGE, Kind
@@ -38,6 +39,8 @@ _UNUSED = "nothing consumed this output and no gradient reached it, unlike other
 _PACKED = "it says how long packed documents are, and the runs pack them differently"
 
 _CRITERION = "the module computes nothing but a loss, which is compared by itself"
+
+_NO_WEIGHT = "no token weight was recorded"
 
 Side = Literal["a", "b", "both"]
 
@@ -71,9 +74,8 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
             else:
                 _plan_one(slot, microbatch, a, b, pair, plan, edges)
     if not pair.scale.observed and pair.pairing.pairs and not pair.same_scheme:
-        plan.notes.append(
-            "scale not observed: no token weight was recorded, gradients compared up to a factor"
-        )
+        why = "every rank computes the loss of all rows" if pair.whole_on_ranks else _NO_WEIGHT
+        plan.notes.append(f"scale not observed: {why}, gradients compared up to a factor")
 
 
 def _other_packing(a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> bool:
@@ -234,6 +236,8 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
         if slot.phase == "eval":  # every rank may have evaluated the same rows: each counts once
             a, b = (_of_rows(side, items, pairing) for side, items in enumerate((a, b)))
         return lambda: _totals(a, b, pair)
+    if is_target(slot) and pair.whole_on_ranks:
+        return lambda: rank_by_rank(a, b, pair.whole_on_ranks, sorted_labels)
     if cut_otherwise(slot, pair):
         return lambda: labels_in_order(a, b)
     if slot.kind == Kind.ACTIVATION_GRAD:
@@ -341,7 +345,7 @@ def _of_rows(side: int, items: tuple[Item, ...], pairing: Pairing) -> tuple[Item
 
 def _totals(a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> Assembled:
     if pair.whole_on_ranks:
-        raise NotComparable(WHOLE_ON_RANKS)
+        return rank_by_rank(a, b, pair.whole_on_ranks, _total)
     return Assembled(_total(a), _total(b))
 
 
@@ -351,7 +355,7 @@ def _total(items: Sequence[Item]) -> np.ndarray:
 
 def gradient_scale(pair: StepPair) -> Callable[[Row], float]:
     """Return the factor by which each row's gradients of ``b`` are divided."""
-    if pair.scale.observed or pair.same_scheme:
+    if pair.scale.observed or (pair.same_scheme and not pair.whole_on_ranks):
         return pair.scale.of
     fitted = fitted_scale(pair)
 

@@ -12,10 +12,10 @@ from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.precision import eps_of_weights
-from tensortrace.diff.scale import Term
+from tensortrace.diff.scale import CLOSE, Term
 from tensortrace.tracer.types import Kind
 
-WHOLE_ON_RANKS = "every rank of one run computes the loss of all ranks' rows"
+WHOLE_ON_RANKS = "every rank of one run computes the loss of all ranks' rows, and they weigh it differently"
 
 Ref = tuple[int | None, Slot]
 
@@ -75,7 +75,7 @@ def _loader(pair: StepPair, numbers: Sequence[int]) -> Callable[[], Assembled]:
     """Return a loader of weights by row; by token, where rows don't have one weight or not the same zeros."""
 
     def load() -> Assembled:
-        if pair.whole_on_ranks:
+        if _whole_but_unlike(pair):
             raise NotComparable(WHOLE_ON_RANKS)
         owners = tuple(pair.pairing.pairs[n][1] for n in numbers)
         by_row, by_token = pair.effective_weights, pair.effective_tokens
@@ -95,13 +95,22 @@ def _loader_of_term(pair: StepPair, numbers: Sequence[int], term: Term) -> Calla
 
     def load() -> Assembled:
         assert pair.effective_terms is not None  # it was planned so
-        if pair.whole_on_ranks:
+        if _whole_but_unlike(pair):
             raise NotComparable(WHOLE_ON_RANKS)
         owners = tuple(pair.pairing.pairs[n][1] for n in numbers)
         a, b = ([side[n] for n in numbers] for side in pair.effective_terms[term])
         return Assembled(np.concatenate(a), np.concatenate(b), owners, tuple(map(len, a)))
 
     return load
+
+
+def _whole_but_unlike(pair: StepPair) -> bool:
+    """Tell whether ranks compute one loss of all rows and weigh it differently: a row has no one weight."""
+    if not pair.whole_on_ranks:
+        return False
+    weights = pair.weights_a if pair.whole_on_ranks == "a" else pair.weights_b
+    found = list(weights.weight.values())
+    return None not in found and not np.allclose([w or 0.0 for w in found], found[0] or 0.0, CLOSE, 0.0)
 
 
 def _same_zeros(sides: tuple[list[np.ndarray], list[np.ndarray]]) -> bool:
