@@ -375,10 +375,11 @@ def _in_the_gradient(
     if explained and factors_a and factors_b:
         total_a *= [factors_a.by_rank[x.part.rank] for x, _ in pairs]
         total_b *= [factors_b.by_rank[y.part.rank] for _, y in pairs]
-    common = _common(total_a, total_b)
+    noise = noise_of_weights(factors_a, factors_b) if explained else CLOSE
+    common = _common(total_a, total_b, noise)
     if common is None:
         return total_a, total_b
-    by_its_loss = _common(weight_a, weight_b)
+    by_its_loss = _common(weight_a, weight_b, noise)
     by_loss = (
         same_scheme
         and by_its_loss is not None
@@ -387,14 +388,17 @@ def _in_the_gradient(
     return total_a, total_b if by_loss else total_b / common
 
 
-def _common(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Return the one factor from ``a`` to ``b``; None where there is none, or other tokens weigh nothing."""
+def _common(a: np.ndarray, b: np.ndarray, noise: float) -> float | None:
+    """Return the one factor from ``a`` to ``b``; None where there is none, or other tokens weigh nothing.
+
+    ``noise`` is the relative error of what is weighed: what differs by more is weighed otherwise.
+    """
     weighing = a != 0
     if not weighing.any() or not np.array_equal(weighing, b != 0):
         return None
     ratio = b[weighing] / a[weighing]
     common = float(np.median(ratio))
-    return common if np.allclose(ratio, common, rtol=WEIGHT_TOLERANCE, atol=0) else None
+    return common if np.allclose(ratio, common, rtol=noise, atol=0) else None
 
 
 WEIGHT_TOLERANCE = 2.0**-12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -159,7 +160,10 @@ def reduce_dtype(case: Case) -> Iterator[Proposal]:
     for dtype in SHARPER:
         if all(EPS.get(i.entry.dtype, 0.0) >= EPS[dtype] for i in items):
             continue  # they were no finer before
-        for mistaken in _reduced_in(dtype, local, factor):
+        summed = _summed_in(dtype, items)
+        ways = [_reduced_in(dtype, local, factor)]
+        ways += [_reduced_in(dtype, summed, factor)] if len(summed) == len(local) else []
+        for mistaken in chain.from_iterable(ways):
             text = (
                 f"gradients of {slot.name} on {len(local)} ranks of b were rounded to {dtype} to be reduced"
             )
@@ -167,6 +171,15 @@ def reduce_dtype(case: Case) -> Iterator[Proposal]:
                 "precision.reduce_dtype", text, [mistaken], [b], [a], EPS[dtype], dtype,
                 floor=case.gradient_floor(items),
             )  # fmt: skip
+
+
+def _summed_in(dtype: str, items: Sequence[Item]) -> list[np.ndarray]:
+    """Return each rank's gradient with its microbatches added up in the dtype too; [] of one microbatch."""
+    found: dict[int, np.ndarray] = {}
+    for item in sorted(items, key=lambda i: i.entry.microbatch or 0):
+        own = _some(item.read())
+        found[item.cell] = rounded_to(found[item.cell] + own if item.cell in found else own, dtype)
+    return [value for _, value in sorted(found.items())] if len(found) < len(items) else []
 
 
 def _reduced_in(dtype: str, local: Sequence[np.ndarray], factor: float) -> Iterator[np.ndarray]:

@@ -114,6 +114,38 @@ def skipped(case: Case) -> Sequence[Proposal]:
     )  # fmt: skip
 
 
+def after_the_update(case: Case) -> Iterator[Proposal]:
+    """Propose that one run clips only when its optimizer has consumed the gradients."""
+    slot = case.origin.node.slot
+    if slot.kind != Kind.CLIPPED_GRAD or slot.slot != "grad" or slot.name == CLIP:
+        return
+    a, b = case.pair.gradients_a, case.pair.gradients_b
+    names = [o.node.slot.name for o in case.siblings if o.assembled is not None]
+    late = {side: all(_consumed_first(g, n) for n in names) for side, g in (("a", a), ("b", b))}
+    if late["a"] == late["b"] or any(not g.before_clip(n) for g in (a, b) for n in names):
+        return
+    side, plain, clipping = ("b", b, a) if late["b"] else ("a", a, b)
+    consumed = [(clipping.before_clip(n), plain.consumed(n), clipping.consumed(n)) for n in names]
+    kept = [(x.read(), y.read(), z.read()) for x, y, z in consumed if x and y and z]
+    mistaken, unclipped, clipped = (list(found) for found in zip(*kept, strict=True))
+    coefficient = _scalar(
+        final_events(case.pair.a if side == "b" else case.pair.b)[-1].scalars.get("coefficient")
+    )
+    text = f"{side} clips after its optimizer's step, which consumes the gradient as it was"
+    items = [item for triple in consumed for item in triple if item]
+    yield Proposal(
+        "clip.skipped", text, mistaken, unclipped, clipped, coefficient,
+        "the coefficient that comes too late", floor=case.gradient_floor(items),
+    )  # fmt: skip
+
+
+def _consumed_first(gradients: Gradients, name: str) -> bool:
+    """Tell whether a rank's optimizer consumed a gradient before it was clipped."""
+    clipped = {i.source.rank: i.entry.event for i in gradients.before_clip_copies(name)}
+    consumed = {i.source.rank: i.entry.event for i in gradients.consumed_copies(name)}
+    return any(consumed[rank] < clipped[rank] for rank in clipped.keys() & consumed.keys())
+
+
 def wrong_norm(case: Case) -> Sequence[Proposal]:
     """Propose that clipping uses another kind of norm, or another maximum."""
     slot = case.origin.node.slot

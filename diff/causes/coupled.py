@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled
-from tensortrace.diff.catalog import Part
+from tensortrace.diff.catalog import Part, Slot
 from tensortrace.diff.causes.case import Case, Proposal
-from tensortrace.diff.plan.comparison import Comparison
+from tensortrace.diff.causes.drawing import given
+from tensortrace.diff.plan.comparison import Comparison, replica
 from tensortrace.tracer.types import COUPLES_ROWS, Kind
 
 _EPS = 1e-3
@@ -41,6 +42,86 @@ def by_batch(case: Case) -> Sequence[Proposal]:
             simplicity=-1, floor=_EPS,
         ),
     )  # fmt: skip
+
+
+def other_mode(case: Case) -> Iterator[Proposal]:
+    """Propose that a batch norm uses its running statistics in one run and those of the batch in the other.
+
+    What it makes of equal inputs is then another scale and shift of each channel (dimension 1), which the
+    batch's moments and the running ones tell.
+    """
+    entry, loaded = case.origin.comparison, case.origin.assembled
+    if not isinstance(entry, Comparison) or loaded is None or entry.slot.kind != Kind.ACTIVATION:
+        return
+    if entry.slot.slot.startswith("in") or loaded.a.ndim < 2:
+        return
+    modes = [{item.entry.meta.training for item in items} for items in (entry.items_a, entry.items_b)]
+    statistics = _running(case, entry.slot.name)
+    passed = given(case)
+    if {frozenset(mode) for mode in modes} != {frozenset({True}), frozenset({False})}:
+        return
+    if statistics is None or passed is None or passed.a.shape != loaded.a.shape:
+        return
+    parts = _parts(case, loaded)
+    training = modes[1] == {True}
+    numbers = np.asarray(parts[1 if training else 0] if parts else [0] * len(loaded.a))
+    x, out = passed.a.astype(np.float64), loaded.a.astype(np.float64)
+    for eps in _USUAL_EPS:
+        mistaken = _in_other_mode(x, out, numbers, statistics, eps, training=training)
+        names = ("evaluation", "training")
+        text = (
+            f"{entry.items_b[0].entry.meta.module} {entry.slot.name} is in {names[training]} mode in b, in "
+            f"{names[not training]} mode in a"
+        )
+        yield Proposal(
+            "mode.training", text, [mistaken], [loaded.b], [loaded.a], float(training),
+            "the mode of the module", simplicity=-2, floor=_EPS, tried=len(_USUAL_EPS),
+        )  # fmt: skip
+
+
+_USUAL_EPS = (1e-5, 1e-3)
+"""The constant that is added to the variance: torch's default, and that of EfficientNet and others."""
+
+
+def _running(case: Case, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the running mean and variance that a module had before the step, None where it has none."""
+    found = [
+        case.pair.before_a.items.get(Slot("window", Kind.BUFFER, f"{name}.{what}", "model", 0), ())
+        for what in ("running_mean", "running_var")
+    ]
+    if not all(found):
+        return None
+    mean, variance = (replica(items).read().astype(np.float64) for items in found)
+    return mean, variance
+
+
+def _in_other_mode(
+    x: np.ndarray,
+    out: np.ndarray,
+    numbers: np.ndarray,
+    running: tuple[np.ndarray, np.ndarray],
+    eps: float,
+    *,
+    training: bool,
+) -> np.ndarray:
+    """Return a's output as it were in the other mode; ``numbers`` are the parts of the run that trains.
+
+    Its own scale and shift are fitted to what it made of the same input in its own mode.
+    """
+    form = (1, -1, *(1,) * (x.ndim - 2))
+    axes = (0, *range(2, x.ndim))
+    batch, stored = np.empty_like(x), (x - running[0].reshape(form)) / np.sqrt(running[1].reshape(form) + eps)
+    for number in np.unique(numbers):
+        rows = x[numbers == number]
+        spread = np.sqrt(rows.var(axis=axes, keepdims=True) + eps)
+        batch[numbers == number] = (rows - rows.mean(axis=axes, keepdims=True)) / spread
+    mine, other = (stored, batch) if training else (batch, stored)
+    centred = mine - mine.mean(axis=axes, keepdims=True)
+    size = np.sum(centred**2, axis=axes, keepdims=True)
+    product = np.sum(centred * out, axis=axes, keepdims=True)
+    scale = product / np.where(size > 0, size, 1.0)
+    shift = out.mean(axis=axes, keepdims=True) - scale * mine.mean(axis=axes, keepdims=True)
+    return np.asarray(other * scale + shift)
 
 
 def _parts(case: Case, loaded: Assembled) -> tuple[list[int], list[int]] | None:

@@ -23,15 +23,15 @@ def other_mask(case: Case) -> Sequence[Proposal]:
     metas = [item.entry.meta for item in (*entry.items_a, *entry.items_b)]
     if not all("dropout" in (meta.module or "").lower() for meta in metas):
         return ()
-    given = _given(case)
+    passed = given(case)
     a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
     if not np.isfinite(a).all() or not np.isfinite(b).all() or entry.slot.slot.startswith("in"):
         return ()
     modes = [{item.entry.meta.training for item in items} for items in (entry.items_a, entry.items_b)]
     what = f"{metas[-1].module} {entry.slot.name}"
     other = (a == 0) != (b == 0)
-    if modes[0] != modes[1] and given is not None and given.b.shape == b.shape:
-        return (_other_mode(what, given.b.astype(np.float64), a, b, training=modes[1] == {True}),)
+    if modes[0] != modes[1] and passed is not None and passed.b.shape == b.shape:
+        return (_other_mode(what, passed.b.astype(np.float64), a, b, training=modes[1] == {True}),)
     if not other.any():
         return ()
     mistaken = np.where(other, b, a)  # what both let through is the same
@@ -62,7 +62,7 @@ def _other_mode(what: str, given: np.ndarray, a: np.ndarray, b: np.ndarray, *, t
     )
 
 
-def _given(case: Case) -> Assembled | None:
+def given(case: Case) -> Assembled | None:
     """Return what the origin's module call was given, in the same order; None where that was not recorded."""
     node = case.origin.node
     wanted = node.slot._replace(slot="in.0")

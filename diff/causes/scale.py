@@ -134,7 +134,7 @@ def of_some_parts(case: Case) -> Iterator[Proposal]:
     parts = [row.part for _, row in case.pair.pairing.pairs]
     if len(parts) != len(a) or not a.all():
         return
-    odd = ~np.isclose(b / a, 1.0, rtol=_NEAR, atol=0.0)
+    odd = ~np.isclose(b / a, 1.0, rtol=min(_NEAR, 2 * case.floor), atol=0.0)
     held = sorted({part for part, wrong in zip(parts, odd, strict=True) if wrong})
     if (
         not held
@@ -143,9 +143,9 @@ def of_some_parts(case: Case) -> Iterator[Proposal]:
     ):
         return
     factor = float(np.median((b / a)[odd]))
-    text = (
-        f"the tokens of {_named(held, parts)} of b weigh {factor:.6g} times the reference, all others as much"
-    )
+    digits = 9 if abs(factor - 1) < 1e-5 else 6
+    whose = f"the tokens of {_named(held, parts)} of b"
+    text = f"{whose} weigh {factor:.{digits}g} times the reference, all others as much"
     known = _quantities(case)
     near = [k for k in known if math.isclose(factor, k[1], rel_tol=_NEAR) and k[1] != 1]
     for code, value, words in near[:1]:

@@ -146,6 +146,34 @@ def test_gradients_rounded_for_the_reduction(judge: Judge) -> None:
     assert result.causes[0].equals == "float16"
 
 
+def test_microbatches_added_up_in_the_dtype_of_the_reduction(judge: Judge) -> None:
+    """What a wrapper accumulates in its reduce dtype is rounded after each microbatch."""
+
+    class Rounded(Program):
+        def _reduce(self, step: int) -> None:
+            last = self.setup.accumulate - 1
+            for name in NAMES:
+                halves = []
+                for rank in range(self.setup.ranks):
+                    parts = [
+                        value
+                        for fields, value in self.records[rank]
+                        if (fields["step"], fields["kind"], fields["name"]) == (step, Kind.LOCAL_GRAD, name)
+                        and fields["microbatch"] is not None
+                    ]
+                    halves.append((parts[0].astype(np.float16) + parts[1]).astype(np.float16))
+                total = ((halves[0] + halves[1]).astype(np.float16) / 2).astype(np.float32)
+                for rank, grads in enumerate(self.grads):
+                    at = At(step, rank, last, Kind.REDUCED_GRAD, name, "grad")
+                    grads[name] = self._put(at, total, shard="replicate")
+
+    result = judge(Program(accumulate=2), Rounded(ranks=2, accumulate=2))
+    assert place(result)[2] == "reduced_grad"
+    assert codes(result) == ["precision.reduce_dtype"]
+    assert result.causes[0].equals == "float16"
+    assert result.causes[0].residual_after < 1e-6
+
+
 def test_moments_of_each_other(judge: Judge) -> None:
     class Positive(Program):
         def initial_state(self, rank: int) -> dict[str, Arrays]:

@@ -35,6 +35,31 @@ class UpdatesFirst(Program):
             self.grads = used
 
 
+class ClipsLast(Program):
+    """Clips what the optimizer has consumed already."""
+
+    def _clip(self, step: int, microbatch: int, call: int) -> None:
+        self.late = (microbatch, call)
+
+    def _update(self, step: int, rank: int, sums: Arrays) -> None:
+        super()._update(step, rank, sums)
+        if rank == self.setup.ranks - 1:
+            super()._clip(step, *self.late)
+
+
+def test_clipping_after_the_update(judge: Judge) -> None:
+    result = judge(Program(), ClipsLast())
+    assert place(result)[:3] == (0, None, "clipped_grad")
+    assert codes(result)[0] == "clip.skipped"
+    assert result.causes[0].text == (
+        "b clips after its optimizer's step, which consumes the gradient as it was"
+    )
+    assert result.causes[0].residual_after < 1e-6
+    mirrored = judge(ClipsLast(), Program())
+    assert codes(mirrored)[0] == "clip.skipped"
+    assert mirrored.causes[0].text.startswith("a clips after its optimizer's step")
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("reference", [1, 2])
 def test_clipping_before_the_reduction(judge: Judge, ranks: int, reference: int) -> None:

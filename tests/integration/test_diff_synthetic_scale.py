@@ -354,3 +354,18 @@ def test_tokens_that_weigh_wrong_on_one_rank(judge: Judge, factor: float, code: 
     assert codes(result)[0] == code
     assert result.causes[0].number == pytest.approx(factor, rel=1e-3)
     assert "the tokens of rank 1 of b weigh" in result.causes[0].text
+
+
+@pytest.mark.parametrize("factor", [1.0001, 1.00002])
+def test_a_small_factor_on_the_loss_of_one_rank_is_told_with_the_rank(judge: Judge, factor: float) -> None:
+    class Heavier(Program):
+        def token_weight(self, counts: dict[tuple[int, int], int], rank: int, microbatch: int) -> float:
+            return super().token_weight(counts, rank, microbatch) * (factor if rank == 1 else 1.0)
+
+    result = judge(Program(), Heavier(ranks=2))
+    assert place(result) == (0, 0, "loss", "cross_entropy", "weight")
+    assert codes(result) == ["scale.other"]
+    assert result.causes[0].number == pytest.approx(factor, rel=1e-6)
+    assert result.causes[0].text == (
+        f"the tokens of rank 1 of b weigh {factor:g} times the reference, all others as much"
+    )
