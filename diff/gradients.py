@@ -44,11 +44,13 @@ class Gradients:
 
     Values are local tensors; under data parallelism every rung after ``local_grad`` is a replica, so the
     first rank stands for all (that replicas agree is checked elsewhere). ``by_hand`` is the factor of a clip
-    that no function was seen to apply, None without.
+    that no function was seen to apply, None without; where it is no common factor, ``by_hand`` is 1 and
+    ``from_rung`` says that the last rung before it is the gradient before clipping.
     """
 
     view: StepView
     by_hand: float | None = None
+    from_rung: bool = False
     _factor_cache: dict[Kind, float | None] = field(default_factory=dict, repr=False)
     _class_factors: dict[frozenset[int], Factors | None] = field(default_factory=dict, repr=False)
 
@@ -184,9 +186,14 @@ class Gradients:
 
     def unclipped_copies(self, name: str) -> tuple[Item, ...]:
         """Return each rank's gradient before clipping; without an optimizer it is the last rung there is."""
-        found = self.before_clip_copies(name) or self.consumed_copies(name)
-        if found or not self.by_program:
-            return found
+        found = self.before_clip_copies(name)
+        if not found and self.from_rung:
+            found = self.last_rung_copies(name)
+        found = found or self.consumed_copies(name)
+        return found if found or not self.by_program else self.last_rung_copies(name)
+
+    def last_rung_copies(self, name: str) -> tuple[Item, ...]:
+        """Return each rank's gradient after the last reduction or unscale; of one rank alone its own sum."""
         rungs = (Kind.UNSCALED_GRAD, Kind.REDUCED_GRAD)
         alone = tuple(_latest(self._window.get(name, [])))
         reduced = next((copies for k in rungs if (copies := self.rung_copies(k, name))), ())

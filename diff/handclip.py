@@ -1,18 +1,87 @@
-"""Whether a run that calls no function that clips has clipped by hand as much as the other run did."""
+"""Whether a run that calls no function that clips has clipped by hand, and as much as the other run did."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from tensortrace.diff.catalog import Item
+from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.gradients import CLIP, Gradients
+from tensortrace.diff.logical import Member, Together
 from tensortrace.diff.stream import one
 from tensortrace.tracer.types import Kind
 
 AGREES = 1e-2
 """Relative difference up to which consumed gradients are taken as clipped alike; judged exactly later."""
+
+
+def read_gradients(view: StepView, other: StepView) -> Gradients:
+    """Return the gradient rungs of a run, with what it clips by hand where the other is seen to clip."""
+    mine, clipping = Gradients(view), Gradients(other)
+    factor = clipped_by_hand(clipping, mine)
+    if factor is None and scales_by_hand(clipping, mine):
+        return Gradients(view, 1.0, from_rung=True)
+    return Gradients(view, factor)
+
+
+def scales_by_hand(clipping: Gradients, other: Gradients) -> bool:
+    """Tell whether one run shrinks by code of its own what the other is seen to clip, but not to the same.
+
+    Before that both have the same gradients; behind it each rank's part of each parameter is a multiple.
+    """
+    names = [n for n in clipping.names if clipping.before_clip(n) and other.consumed(n)]
+    if not names or any(other.before_clip(name) for name in names):
+        return False
+    shrunk = False
+    for name in names:
+        rung, before = other.last_rung_copies(name), clipping.before_clip(name)
+        if not rung or before is None or not _agree(before, rung[0]):
+            return False
+        for held, consumed in _by_rank(rung, other.consumed_copies(name)):
+            square = float(np.vdot(held, held))
+            factor = float(np.vdot(held, consumed)) / square if square else 1.0
+            left = float(np.linalg.norm(consumed - factor * held))
+            if not (0 < factor < 1 + AGREES and left <= AGREES * factor * math.sqrt(square)):
+                return False
+            shrunk = shrunk or factor < 1 - AGREES
+    return shrunk
+
+
+def _by_rank(before: Sequence[Item], after: Sequence[Item]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield what each rank holds of a gradient at two rungs."""
+    held = {m.rank: m for item in before for m in _members(item)}
+    for m in (m for item in after for m in _members(item)):
+        mine = held.get(m.rank)
+        if mine is not None and mine.shape == m.shape:
+            yield mine.read(), m.read()
+
+
+class _Held(NamedTuple):
+    """What one rank holds of an item, unread."""
+
+    rank: int
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+
+
+def _members(item: Item) -> Iterator[_Held]:
+    if not isinstance(item.source, Together):
+        yield _Held(item.source.rank, item.entry.local_shape, lambda: _flat(item.read()))
+        return
+    for m in item.source.members:
+        yield _Held(m.rank, m.entry.local_shape, partial(_read_member, m))
+
+
+def _read_member(member: Member) -> np.ndarray:
+    return _flat(member.source.read(member.entry))
+
+
+def _flat(value: np.ndarray) -> np.ndarray:
+    return np.ravel(value).astype(np.float64)
 
 
 def clipped_by_hand(clipping: Gradients, other: Gradients) -> float | None:

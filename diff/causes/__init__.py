@@ -92,6 +92,7 @@ DETECTORS: tuple[Detector, ...] = (
     clip.before_accumulation,
     clip.skipped,
     clip.after_the_update,
+    clip.left_out,
     clip.wrong_norm,
     clip.total_norm,
     clip.own_part_by_hand,

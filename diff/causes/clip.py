@@ -139,6 +139,32 @@ def after_the_update(case: Case) -> Iterator[Proposal]:
     )  # fmt: skip
 
 
+def left_out(case: Case) -> Iterator[Proposal]:
+    """Propose that a clip of the program's own leaves out parameters that the other run clips."""
+    slot = case.origin.node.slot
+    if slot.kind != Kind.CLIPPED_GRAD or slot.slot != "grad" or slot.name == CLIP:
+        return
+    a, b = case.pair.gradients_a, case.pair.gradients_b
+    if a.from_rung == b.from_rung:
+        return
+    side, plain, clipping = ("b", b, a) if b.from_rung else ("a", a, b)
+    names = [o.node.slot.name for o in case.siblings if o.assembled is not None]
+    triples = [(clipping.before_clip(n), plain.consumed(n), clipping.consumed(n)) for n in names]
+    kept = [(x.read(), y.read(), z.read()) for x, y, z in triples if x and y and z]
+    if not kept:
+        return
+    before, consumed, clipped = (list(found) for found in zip(*kept, strict=True))
+    size = sum(float(np.vdot(x, x)) for x in before)
+    factor = sum(float(np.vdot(x, z)) for x, z in zip(before, clipped, strict=True)) / size if size else 1.0
+    text = f"{side} clips by code of its own, which leaves out {', '.join(names[:3])}"
+    text += ", …" if len(names) > 3 else ""
+    items = [item for triple in triples for item in triple if item]
+    yield Proposal(
+        "clip.skipped", text, before, consumed, clipped, factor, "the coefficient left out",
+        floor=case.gradient_floor(items),
+    )  # fmt: skip
+
+
 def _consumed_first(gradients: Gradients, name: str) -> bool:
     """Tell whether a rank's optimizer consumed a gradient before it was clipped."""
     clipped = {i.source.rank: i.entry.event for i in gradients.before_clip_copies(name)}

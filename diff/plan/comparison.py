@@ -13,7 +13,7 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.compare import EPS, Sides
 from tensortrace.diff.gradients import Gradients
-from tensortrace.diff.handclip import clipped_by_hand
+from tensortrace.diff.handclip import read_gradients
 from tensortrace.diff.overflow import both_skipped
 from tensortrace.diff.pairing import Pairing, pair
 from tensortrace.diff.plan.evaluations import further_evaluations
@@ -187,12 +187,12 @@ class StepPair:
     @cached_property
     def gradients_a(self) -> Gradients:
         """The gradient rungs of ``a``."""
-        return Gradients(self.a, clipped_by_hand(Gradients(self.b), Gradients(self.a)))
+        return read_gradients(self.a, self.b)
 
     @cached_property
     def gradients_b(self) -> Gradients:
         """The gradient rungs of ``b``."""
-        return Gradients(self.b, clipped_by_hand(Gradients(self.a), Gradients(self.b)))
+        return read_gradients(self.b, self.a)
 
     @property
     def _factors(self) -> tuple[Factors | None, Factors | None]:

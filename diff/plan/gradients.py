@@ -137,7 +137,12 @@ def _plan_event(
             assert one is not None
             lacking = pair.gradients_b if x else pair.gradients_a
             if not early and lacking.by_hand is not None:
-                text = f"only {side} calls a function that clips; what the optimizers consumed agrees"
+                clips = (
+                    "shrinks its gradients by code of its own"
+                    if lacking.from_rung
+                    else "clips by hand as much"
+                )
+                text = f"only {side} calls a function that clips; the other {clips}"
                 plan.one_sided.append(
                     OneSided("a" if x else "b", slot, microbatch, (one,), text, counts=False)
                 )
@@ -361,7 +366,8 @@ def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> 
         _plan_gap(slot, _some(x), _some(y), tuple(parents), plan, counts=counts)
         return
     magnitude = parents[0]
-    events = range(max(len(final_events(v)) for v in (pair.a, pair.b)))
+    by_hand = any(g.by_hand is not None for g in (a, b))  # whose coefficient nobody recorded
+    events = range(0 if by_hand else max(len(final_events(v)) for v in (pair.a, pair.b)))
     parents += [(None, window_slot(Kind.CLIPPED_GRAD, CLIP, "coefficient", n)) for n in events]
     plan.comparisons.append(
         Comparison(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tensortrace.tracer.types import Kind
-from tests.integration.judged import Judge, assert_equivalent, codes, place
-from tests.simulated import Arrays, At, Program
+from tests.integration.judged import Judge, assert_equivalent, codes, origins, place
+from tests.simulated import BIASES, Arrays, At, Program
 
 
 class ClipsFirst(Program):
@@ -100,3 +100,33 @@ def test_another_order_whose_values_are_other_values_is_not_explained_by_it(judg
             return value
 
     assert "ladder.order" not in codes(judge(Program(ranks=2), Noisy(ranks=2)))
+
+
+class ClipsByHand(Program):
+    """Clips without a function that clips; a subclass says which parameters take part, and in which norm."""
+
+    spared: tuple[str, ...] = ()
+
+    def _clip(self, step: int, microbatch: int, call: int) -> None:
+        for grads in self.grads:
+            norm = float(np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in grads.values())))
+            coefficient = np.float32(min(1.0, self.setup.max_norm / (norm + 1e-6)))
+            for name in grads:
+                grads[name] = grads[name] if name in self.spared else grads[name] * coefficient
+
+
+class ClipsNoBiases(ClipsByHand):
+    spared = BIASES
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_clip_by_hand_that_leaves_parameters_out_is_told_of_these(judge: Judge, ranks: int) -> None:
+    assert judge(Program(), ClipsByHand(ranks=ranks)).verdict == "equivalent"
+    result = judge(Program(), ClipsNoBiases(ranks=ranks))
+    assert place(result) == (0, None, "clipped_grad", "head.bias", "grad")
+    assert {name for kind, name in origins(result) if kind == "clipped_grad"} == set(BIASES)
+    assert codes(result)[0] == "clip.skipped"
+    assert result.causes[0].residual_after < 1e-6
+    mirrored = judge(ClipsNoBiases(ranks=ranks), Program())
+    assert place(mirrored) == (0, None, "clipped_grad", "head.bias", "grad")
+    assert codes(mirrored)[0] == "clip.skipped"
