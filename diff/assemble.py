@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tensortrace.diff.catalog import Item, Part
+from tensortrace.diff.grouped import of_groups
 from tensortrace.diff.orders import distance, readings
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.rows import Extent, Row
@@ -179,6 +180,9 @@ def _in_order(
         if _has_rows(shifted):
             labels, pairing = shifted, shorter
     if labels is None:
+        found = of_groups(of_a, of_b, pairing, scale_b)
+        if found is not None:
+            return Assembled(*found)
         shapes = sorted({i.entry.local_shape for i in (*of_a.values(), *of_b.values())})
         raise NotComparable(f"local shapes {shapes} do not follow the batch's rows and positions")
     pairs = [p for p in pairing.pairs if p[0].part in of_a and p[1].part in of_b]
@@ -187,7 +191,12 @@ def _in_order(
         return min((_stack_rows(of_a, of_b, o, pairs, pairing, scale_b) for o in orders), key=_distance)
     if _has_rows(labels):
         return _stack_rows(of_a, of_b, labels, pairs, pairing, scale_b)
-    return _shared(of_a, of_b, labels, pairs, scale_b, additive)
+    shared = _shared(of_a, of_b, labels, pairs, scale_b, additive)
+    if not additive and not distance(shared.a, shared.b) < _ALIKE:  # or rows of another order make them
+        grouped = of_groups(of_a, of_b, pairing, scale_b)
+        if grouped and distance(*grouped[:2]) < _FAR_NEARER * distance(shared.a, shared.b):
+            return Assembled(*grouped)
+    return shared
 
 
 def _read_dims(
