@@ -16,6 +16,7 @@ import xxhash
 
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.documents import Documents, find_documents
+from tensortrace.diff.masks import hidden_ends
 from tensortrace.tracer.types import ROOT, Kind
 
 
@@ -143,6 +144,7 @@ def read_batch(
     ignored, several = _ignored_positions(view, phase, inputs, time_major=time_major), _several(view, phase)
     ignored = {part: _but_last_tokens(found, inputs[part]) for part, found in ignored.items()}
     forced = pad is not None
+    hidden = {} if as_given or forced else _hidden_ends(view, phase, inputs, several, time_major=time_major)
     notes: tuple[str, ...] = ()
     if pad is None and not as_given:
         pad, notes = _pad_value(inputs, ignored, guess=guess_padding)
@@ -153,10 +155,15 @@ def read_batch(
         extents[part] = _extent(inputs[part])._replace(time_major=time_major)
         skipped = None if forced else ignored.get(part)
         documents = None if as_given else _documents(inputs[part])
-        found = _rows_of_part(part, inputs[part], extents[part], skipped, pad, documents)
+        ends = hidden.get(part)
+        found = _rows_of_part(part, inputs[part], extents[part], skipped, pad, documents, ends)
         extents[part] = extents[part]._replace(packed=any(row.packed for row in found))
         lengths |= {digests[part, name] for name in _lengths(inputs[part], documents)}
         rows += found if part not in several else [row._replace(idle=False) for row in found]
+    if left_out := _tokens_in(hidden, inputs, pad):
+        notes += (
+            f"{left_out} positions at the ends of rows hold tokens, but mask and loss both ignore them",
+        )
     return Batch(tuple(rows), extents, notes, frozenset(lengths), pad)
 
 
@@ -179,6 +186,38 @@ def _documents(tensors: dict[str, np.ndarray]) -> Documents | None:
 def _lengths(tensors: dict[str, np.ndarray], documents: Documents | None) -> list[str]:
     """Return the names of inputs that are cumulative lengths of documents."""
     return [name for name in documents.told_by if tensors[name].ndim == 1] if documents else []
+
+
+def _hidden_ends(
+    view: StepView,
+    phase: str,
+    inputs: dict[Part, dict[str, np.ndarray]],
+    several: Container[Part],
+    *,
+    time_major: bool,
+) -> dict[Part, np.ndarray]:
+    """Return the ends of rows that mask and loss both ignore, of the parts that have one loss."""
+    found: dict[Part, np.ndarray] = {}
+    ignored = _ignored_by_loss(view, phase, inputs, (), time_major=time_major)
+    for part, positions in ignored.items():
+        tokens = _tokens(inputs[part])
+        if tokens is None or part in several or tokens.shape != positions.shape:
+            continue
+        ends = hidden_ends(inputs[part], tokens, positions)
+        if ends is not None and find_documents(inputs[part], tokens) is None:
+            found[part] = ends
+    return found
+
+
+def _tokens_in(
+    hidden: dict[Part, np.ndarray], inputs: dict[Part, dict[str, np.ndarray]], pad: int | None
+) -> int:
+    """Return how many hidden positions hold anything but padding."""
+    total = 0
+    for part, ends in hidden.items():
+        tokens = _tokens(inputs[part])
+        total += 0 if tokens is None else int((ends & (tokens != pad)).sum())
+    return total
 
 
 def _several(view: StepView, phase: str) -> set[Part]:
@@ -304,9 +343,24 @@ def _ignored_positions(
         mask = _mask_of_tokens(tensors) if mask is None else mask
         if tokens is not None and mask is not None and mask.shape == tokens.shape:
             found[part] = np.asarray(mask == 0)
+    return found | _ignored_by_loss(view, phase, inputs, found, time_major=time_major)
+
+
+def _ignored_by_loss(
+    view: StepView,
+    phase: str,
+    inputs: dict[Part, dict[str, np.ndarray]],
+    known: Container[Part],
+    *,
+    time_major: bool,
+) -> dict[Part, np.ndarray]:
+    """Return the same of the loss alone, but for parts of which it is known."""
+    found: dict[Part, np.ndarray] = {}
     for slot, items in view.find(Kind.LOSS, phase=phase):
         for item in items:
             if slot.slot != "target" or item.part is None or item.part in found or item.part not in inputs:
+                continue
+            if item.part in known:
                 continue
             if not item.source.stored(item.entry):
                 continue
@@ -314,7 +368,8 @@ def _ignored_positions(
             ignored = _ignored_by_target(item.read(), item.entry.meta.ignore_index, extent)
             if ignored is not None:
                 found[item.part] = ignored
-    return found | _weightless_positions(view, phase, inputs, found, time_major=time_major)
+    known = {part for part in inputs if part in known or part in found}
+    return found | _weightless_positions(view, phase, inputs, known, time_major=time_major)
 
 
 def _weightless_positions(
@@ -403,6 +458,7 @@ def _rows_of_part(
     ignored: np.ndarray | None,
     pad: int | None,
     documents: Documents | None,
+    hidden: np.ndarray | None,
 ) -> list[Row]:
     tokens = _tokens(tensors)
     if documents is not None:
@@ -410,10 +466,12 @@ def _rows_of_part(
     rows = []
     for index in range(extent.rows):
         start, stop = 0, extent.positions or 0
-        if tokens is not None and pad is not None:
-            skip = tokens[index] == pad
+        if tokens is not None and (pad is not None or hidden is not None):
+            skip = np.zeros(stop, dtype=bool) if pad is None else tokens[index] == pad
             if ignored is not None:
                 skip &= ignored[index]
+            if hidden is not None:
+                skip |= hidden[index]
             start, stop = _run(skip), len(skip) - _run(skip[::-1])
             if start >= stop:  # a row of nothing but padding keeps its full length
                 start, stop = 0, len(skip)

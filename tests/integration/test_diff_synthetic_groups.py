@@ -44,7 +44,7 @@ class Blocks(Program):
         return self.records
 
     def with_margin(self, rank: int, record: Tensor) -> list[Tensor]:
-        fields, value = record
+        fields, _ = record
         if (fields["kind"], fields["name"], fields["slot"]) != (Kind.LOSS, "backward", "value"):
             return [record]
         [out] = [
@@ -81,9 +81,7 @@ class Neighbours(Blocks):
 
 @pytest.mark.parametrize("program", [Blocks, Neighbours, Reversed])
 @pytest.mark.parametrize("split", [{}, {"ranks": 2}, {"accumulate": 2}, {"ranks": 2, "accumulate": 2}])
-def test_what_pairs_of_rows_make_meets(
-    judge: Judge, program: type[Program], split: dict[str, int]
-) -> None:
+def test_what_pairs_of_rows_make_meets(judge: Judge, program: type[Program], split: dict[str, int]) -> None:
     reference = Neighbours if program is Neighbours else Blocks
     result = judge(reference(order=1, rows=12), program(**split, rows=12))
     assert_equivalent(result)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import Node
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tensortrace.tracer.placements import local_part
 
@@ -31,9 +32,12 @@ Extent = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A recorded tensor: valid while it lives (then its memory is not reused) and is not written to."""
+    """A recorded tensor: valid while it lives (then its memory is not reused) and is not written to.
 
-    alive: weakref.ref[torch.Tensor]
+    A view of an ordinary tensor keeps it alive; one of an inference tensor keeps nothing but its memory.
+    """
+
+    alive: weakref.ref[torch.Tensor] | StorageWeakRef
     version: int
     extent: Extent
     shape: tuple[int, ...]
@@ -66,10 +70,8 @@ class Producers:
             seen = self._storages.setdefault(key, [])
             version = _version(local)
             if len(seen) > 8:
-                seen[:] = [item for item in seen if item.alive() is not None and item.version == version]
-            seen.append(
-                _Seen(weakref.ref(local), version, _extent(local), tuple(local.shape), event, is_output)
-            )
+                seen[:] = [item for item in seen if _is_held(item, key) and item.version == version]
+            seen.append(_Seen(_holder(local), version, _extent(local), tuple(local.shape), event, is_output))
         if tensor.grad_fn is not None and is_output:
             self._nodes[_node_key(tensor.grad_fn, tensor.output_nr)] = event
 
@@ -149,8 +151,22 @@ class Producers:
         return [
             item
             for item in (*self._old_storages.get(key, ()), *self._storages.get(key, ()))
-            if item.version == version and item.alive() is not None and _storage(item.alive()) == key
+            if item.version == version and _is_held(item, key)
         ]
+
+
+def _holder(tensor: torch.Tensor) -> weakref.ref[torch.Tensor] | StorageWeakRef:
+    """Return what tells whether the tensor's memory is still its own."""
+    if tensor.is_inference():
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    return weakref.ref(tensor)
+
+
+def _is_held(item: _Seen, storage: int) -> bool:
+    """Tell whether the memory is still the recorded tensor's."""
+    if isinstance(item.alive, StorageWeakRef):
+        return not item.alive.expired()  # type: ignore[no-untyped-call]
+    return _storage(item.alive()) == storage
 
 
 def _storage(tensor: torch.Tensor | None) -> int | None:
