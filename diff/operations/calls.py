@@ -14,8 +14,9 @@ from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Entry, Kind
 
 _SLOT = re.compile(r"(\d{5,9})\.([^.]+)\.(.+)")
-_REFERENCE = re.compile(r"(#\d+[\w.]*|\d{5,9}\.[^\s\]]+|\?) ([a-z0-9_]+)\[([0-9,]{0,400})\]")
+_REFERENCE = re.compile(r"(#\d+[\w.]*|\d{5,9}\.[^\s\]]+|\?) ([a-z0-9_]+)\[([0-9,]{0,400})\]( grad\b)?")
 RETURN = "return"
+CALLED_AT = " < "
 MAX_OPERATIONS = 20_000
 """Operations of one call that are looked at."""
 
@@ -27,11 +28,16 @@ _Passes = tuple[list[Entry], list[Entry]]
 
 
 class Given(NamedTuple):
-    """A tensor that an operation was given: where its value is, and what it is."""
+    """A tensor that an operation was given: where its value is, and what it is.
+
+    ``flows`` tells whether it required a gradient, ``argument`` which of the operation's it was.
+    """
 
     reference: str
     dtype: str
     shape: tuple[int, ...]
+    flows: bool = False
+    argument: str = ""
 
 
 @dataclass
@@ -46,6 +52,7 @@ class Operation:
     op: str = ""
     source: str | None = None
     function: str | None = None
+    callers: tuple[str, ...] = ()
     module: str = ""
     requires_grad: bool = False
     grad_enabled: bool | None = None
@@ -56,8 +63,13 @@ class Operation:
     @cached_property
     def given(self) -> tuple[Given, ...]:
         """The tensors that the operation was given, in the order of its arguments."""
-        found = (match for text in self.arguments for match in _REFERENCE.finditer(text.partition("=")[2]))
-        return tuple(Given(m[1], m[2], tuple(int(n) for n in m[3].split(",") if n)) for m in found)
+        found = []
+        for text in self.arguments:
+            name, _, value = text.partition("=")
+            for match in _REFERENCE.finditer(value):
+                shape = tuple(int(n) for n in match[3].split(",") if n)
+                found.append(Given(match[1], match[2], shape, match[4] is not None, name))
+        return tuple(found)
 
     @cached_property
     def settings(self) -> dict[str, str]:
@@ -65,7 +77,7 @@ class Operation:
         pairs = (text.partition("=") for text in self.arguments)
         return {name: value for name, _, value in pairs if not _REFERENCE.search(value)}
 
-    @property
+    @cached_property
     def packet(self) -> str:
         """The name without its overload, and without the mark of an operation in place."""
         return ".".join(self.op.split(".")[:2]).removesuffix("_")
@@ -94,6 +106,17 @@ class Call:
     def by_reference(self) -> dict[str, Operation]:
         """The operation that made each tensor."""
         return {reference: op for op in self.operations for reference in op.outputs}
+
+    @cached_property
+    def by_event(self) -> dict[int, str]:
+        """The reference of what each event of the call recorded as a result."""
+        return {entry.event: reference for op in self.operations for reference, entry in op.outputs.items()}
+
+    def made_from(self, given: Given) -> tuple[Given, ...]:
+        """Return results of which a tensor is another view, written to since: it has no reference there."""
+        entry = self.tensors.get(given.reference) if not given.reference.startswith("#") else None
+        found = (self.by_event.get(event) for event in (entry.producers if entry else ()))
+        return tuple(Given(one, given.dtype, ()) for one in dict.fromkeys(found) if one is not None)
 
     @cached_property
     def users(self) -> dict[str, list[Operation]]:
@@ -155,7 +178,9 @@ def _call(source: RankSource, entries: Iterable[Entry]) -> Call:
 
 def _describe(operation: Operation, entry: Entry) -> None:
     meta = entry.meta
-    operation.op, operation.source, operation.function = meta.op or operation.name, meta.source, meta.text
+    operation.op, operation.source = meta.op or operation.name, meta.source
+    function, *callers = (meta.text or "").split(CALLED_AT)
+    operation.function, operation.callers = function or None, tuple(callers)
     operation.module, operation.arguments = meta.module or entry.name, meta.arguments
     operation.requires_grad, operation.grad_enabled = bool(meta.requires_grad), meta.grad_enabled
 

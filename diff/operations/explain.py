@@ -12,7 +12,8 @@ from tensortrace.diff.assemble import by_rows
 from tensortrace.diff.catalog import Catalog, enclosing
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.execute import Execution, Outcome
-from tensortrace.diff.operations.calls import Call, CallKey, Operation, calls_of
+from tensortrace.diff.operations.calls import Call, CallKey, Given, Operation, calls_of
+from tensortrace.diff.operations.gradients import GradientSearch
 from tensortrace.diff.operations.search import SIGNIFICANT, ByRows, Found, Search
 from tensortrace.diff.operations.sides import Side
 from tensortrace.diff.plan.comparison import StepPair
@@ -22,6 +23,7 @@ from tensortrace.tracer.types import INIT_STEP, ROOT, Kind
 _LOOKED_INTO = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
 MAX_CALLS = 64
 MAX_SHOWN = 6
+MAX_CALLERS = 2
 
 
 class Looked(NamedTuple):
@@ -77,11 +79,13 @@ def _in_call(
     least = SIGNIFICANT * min(error, 1.0)
     found = search.forward(least=least)
     if found is None and origin.node.slot.kind != Kind.ACTIVATION:
-        found = search.backward(search.gradient_scale(), least=least)
+        found = GradientSearch(search).first(least=least)
     if found is not None:
         return _stated(found, search, key)
     unmet = [op for op, _ in search.unmet]
     why = f"; not compared: {_some(unmet)} ({search.unmet[0][1]})" if unmet else ""
+    for side, only in zip(("a", "b"), search.only(), strict=True):
+        why += f"; only in {side}: {_some(only)}" if only else ""
     return f"the operations of {key[1]} were compared, and none could be named{why}"
 
 
@@ -155,6 +159,8 @@ def _stated(found: Found, search: Search, key: CallKey) -> result.Operation:
 def _text(found: Found, differs: Sequence[str]) -> str:
     if found.way == "flow":
         return _flow_text(found)
+    if found.way == "function":
+        return _function_text(found)
     if found.a is None or found.b is None:
         one, side, other = (found.a, "a", "b") if found.a else (found.b, "b", "a")
         assert one is not None
@@ -165,12 +171,12 @@ def _text(found: Found, differs: Sequence[str]) -> str:
     places = _named(found.b)
     if found.a.source != found.b.source:
         places += f" in b, {_place(found.a)} in a"
-    if found.way == "wiring":
+    if found.way == "wiring" and found.given is not None:
         left, right = (
-            _named(others[0]) if others else "what the module was given"
-            for others in (found.others_a, found.others_b)
+            _result(given, others)
+            for given, others in zip(found.given, (found.others_a, found.others_b), strict=True)
         )
-        return f"{places}: it was given the result of {right} in b, of {left} in a"
+        return f"{places}: as {found.given[1].argument} it was given {right} in b, {left} in a"
     if differs:
         return f"{places}: {'; '.join(differs)}{_shown(found)}"
     what = "its gradient differs although those of all that use its result agree"
@@ -179,19 +185,49 @@ def _text(found: Found, differs: Sequence[str]) -> str:
     return f"{places}: {what}{_shown(found)}"
 
 
+def _result(given: Given, makers: Sequence[Operation]) -> str:
+    if not makers:
+        return "what came from outside of the module"
+    number = given.reference.partition(".")[2]
+    which = f"result {number}" if number.isdigit() else "the result"
+    return f"{which} of {_named(makers[0])}"
+
+
+def _function_text(found: Found) -> str:
+    assert found.b is not None
+    assert found.shows_at is not None
+    return (
+        f"{_named(found.b)}: it runs inside an autograd.Function, whose backward gives another gradient to"
+        f" the result of {_named(found.shows_at[1])}"
+    )
+
+
 def _flow_text(found: Found) -> str:
     assert found.shows_at is not None
     at_a, at_b = found.shows_at
+    if found.a is not None and found.b is not None:
+        at_a, at_b = found.a, found.b
     if found.a is None or found.b is None:
         stop, side, other = (found.a, "a", "b") if found.a else (found.b, "b", "a")
         flows = at_b if side == "a" else at_a
         assert stop is not None
         return f"{_named(stop)}, only in {side}: in {other} a gradient flows through {_named(flows)}"
     with_flow, without = ("b", "a") if at_b.requires_grad else ("a", "b")
+    if at_a.requires_grad == at_b.requires_grad:
+        return _operand_text(found.a, found.b)
     reason = ""
     if at_a.grad_enabled != at_b.grad_enabled:
         reason = f": in {without} it runs under no_grad"
     return f"{_named(at_b)}: a gradient flows through it in {with_flow}, none in {without}{reason}"
+
+
+def _operand_text(a: Operation, b: Operation) -> str:
+    """Say to what an operation was given no gradient flows, in one run only: nothing was dispatched there."""
+    pairs = zip(a.given, b.given, strict=True)
+    left, right = next((x, y) for x, y in pairs if x.flows != y.flows)
+    without = "b" if left.flows else "a"
+    what = f"its {right.argument} requires no gradient in {without}, as behind detach() or .data"
+    return f"{_named(b)}: {what}"
 
 
 def _shown(found: Found) -> str:
@@ -203,7 +239,10 @@ def _shown(found: Found) -> str:
 
 
 def _named(operation: Operation) -> str:
-    return f"{operation.op} at {_place(operation)}" if operation.source else operation.op
+    if operation.source is None:
+        return operation.op
+    called = "".join(f", called at {caller}" for caller in operation.callers[:MAX_CALLERS])
+    return f"{operation.op} at {_place(operation)}{called}"
 
 
 def _several(first: Operation, others: Sequence[Operation]) -> str:

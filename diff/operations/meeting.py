@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -70,9 +71,8 @@ def _join(parts: Sequence[np.ndarray], dim: int, factor: int) -> np.ndarray:
 
 
 def _factors(sizes: Sequence[int]) -> list[int]:
-    if len(set(sizes)) > 1:
-        return [1]
-    return [n for n in range(1, sizes[0] + 1) if sizes[0] % n == 0][:MAX_FACTORS]
+    common = math.gcd(*sizes)
+    return [n for n in range(1, common + 1) if common % n == 0][:MAX_FACTORS]
 
 
 def _one_of_copies(parts: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

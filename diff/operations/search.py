@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,7 +22,7 @@ from tensortrace.tracer.errors import TraceError
 ByRows = Callable[[Sequence[Item], Sequence[Item]], Assembled]
 """Brings what the data cells of a and of b hold to one order of the batch's rows; may raise NotComparable."""
 
-Way = Literal["value", "wiring", "gradient", "one-sided", "flow"]
+Way = Literal["value", "wiring", "gradient", "one-sided", "flow", "function"]
 
 SUBTRACTING = ("aten.add", "aten.sub", "aten.rsub", "aten.mean", "aten.sum", "aten.addmm", "aten.lerp")
 """Operations whose result may be smaller than what was summed: they are judged by their terms."""
@@ -46,6 +45,7 @@ class Found:
     shows_at: tuple[Operation, Operation] | None = None
     others_a: tuple[Operation, ...] = ()
     others_b: tuple[Operation, ...] = ()
+    given: tuple[Given, Given] | None = None
 
 
 class Search:
@@ -70,22 +70,22 @@ class Search:
         self.a = a
         self.b = b
         self.same_layout = len(a.ranks) == len(b.ranks)
-        self._coarser = coarser
+        self.coarser = coarser
         self._ops_a, self._ops_b = a.base.operations, b.base.operations
         indices = align(self._ops_a, self._ops_b)
         self.pairs = [(self._ops_a[i], self._ops_b[j]) for i, j in indices]
-        self._partner_a = {x.number: y for x, y in self.pairs if x.packet == y.packet}
-        self._partner_b = {y.number: x for x, y in self.pairs if x.packet == y.packet}
+        self.partner_a = {x.number: y for x, y in self.pairs if x.packet == y.packet}
+        self.partner_b = {y.number: x for x, y in self.pairs if x.packet == y.packet}
         self._known: dict[tuple[str, str], Verdict] = {}
         self.unmet: list[tuple[Operation, str]] = []
-        self._noise = noise
+        self.noise = noise
         self._microbatch = microbatch
-        self._rows, self._gradient_rows = rows, gradient_rows
+        self._rows, self.gradient_rows = rows, gradient_rows
 
     def only(self) -> tuple[list[Operation], list[Operation]]:
         """Return the operations that only a has, and those that only b has."""
-        left = [op for op in self._ops_a if op.number not in self._partner_a and op.packet != RETURN]
-        right = [op for op in self._ops_b if op.number not in self._partner_b and op.packet != RETURN]
+        left = [op for op in self._ops_a if op.number not in self.partner_a and op.packet != RETURN]
+        right = [op for op in self._ops_b if op.number not in self.partner_b and op.packet != RETURN]
         return left, right
 
     def forward(self, *, least: float) -> Found | None:
@@ -103,7 +103,7 @@ class Search:
                 verdict = self._output(op_a, op_b, number, given)
                 if verdict.status == "unknown" and op_a.packet == op_b.packet:
                     self.unmet.append((op_b, verdict.why))
-                    shaped = shaped or self._of_settings(op_a, op_b, given)
+                    shaped = shaped or self._of_shape(op_a, op_b, given)
                 if verdict.status != "diverges":
                     continue
                 found = self._origin(op_a, op_b, given, verdict)
@@ -112,15 +112,26 @@ class Search:
                 small = small or found
         return small or self._at_the_end() or shaped
 
-    def _of_settings(self, op_a: Operation, op_b: Operation, given: Sequence[Verdict] | None) -> Found | None:
-        """Return operations that make other shapes of what agrees, because they were told to.
+    def _of_shape(self, op_a: Operation, op_b: Operation, given: Sequence[Verdict] | None) -> Found | None:
+        """Return operations that make other shapes, because they were told to or were given other tensors.
 
         Legal programs do so too (a dimension kept or not), so that they are named only where nothing else is.
         """
-        if given is None or not self.same_layout or op_a.settings == op_b.settings:
+        if given is None or not self.same_layout:
             return None
-        agree = all(verdict.status == "agrees" for verdict in given)
-        return Found("value", op_a, op_b) if agree else None
+        other = [number for number, verdict in enumerate(given) if verdict.status != "agrees"]
+        if not other:
+            return Found("value", op_a, op_b) if op_a.settings != op_b.settings else None
+        if not all(self._rewired(op_a.given[number], op_b.given[number]) for number in other):
+            return None
+        return self._of_wiring(op_a, op_b, other[0], None)
+
+    def _of_wiring(self, op_a: Operation, op_b: Operation, number: int, verdict: Verdict | None) -> Found:
+        left, right = op_a.given[number], op_b.given[number]
+        made: list[tuple[Operation, ...]] = [
+            (one,) if one else () for one in (self.a.maker(left), self.b.maker(right))
+        ]
+        return Found("wiring", op_a, op_b, verdict, others_a=made[0], others_b=made[1], given=(left, right))
 
     def _at_the_end(self) -> Found | None:
         """Return operations that only one run has between what agrees and what the module returns."""
@@ -132,71 +143,28 @@ class Search:
                     return self._one_sided(op_a, op_b, number, verdict)
         return None
 
-    def backward(self, scale: float | None, *, least: float) -> Found | None:
-        """Return where gradients flow in one run only, else the last operation whose gradient diverges.
-
-        Last in the order of the data is first in backward: the gradients of all that used the result agree.
-        """
-        flow = self._flow()
-        if flow is not None:
-            return flow
-        agrees: dict[int, bool] = {}
-        small: Found | None = None
-        for op_a, op_b in reversed(self.pairs):
-            if op_a.packet != op_b.packet:
-                continue
-            verdict = self._gradient(op_a, op_b, scale)
-            if verdict is None:
-                continue
-            agrees[op_a.number] = verdict.status == "agrees"
-            if verdict.status != "diverges" or not verdict.certain:
-                continue
-            users = [user for ref in op_a.outputs for user in self.a.base.users[ref]]
-            if all(agrees.get(user.number, True) for user in users):
-                found = self._of_gradient(op_a, op_b, verdict)
-                if verdict.error.rel >= least:
-                    return found
-                small = small or found
-        return small
-
-    def gradient_scale(self) -> float | None:
-        """Return b's gradients over a's at what the module returned: the factor of the loss, if it is one."""
-        for op_a, op_b in reversed(self.pairs):
-            if op_a.packet != op_b.packet or not op_a.gradients or not op_b.gradients:
-                continue
-            try:
-                left = self.a.read(self.a.gradients(op_a, 0))
-                right = self.b.read(self.b.gradients(op_b, 0))
-            except Unreadable:
-                return None
-            norms = [math.sqrt(sum(float(np.vdot(x, x).real) for x in side)) for side in (left, right)]
-            return norms[1] / norms[0] if all(math.isfinite(n) and n > 0 for n in norms) else None
-        return None
-
     # --- values ----------------------------------------------------------------------------------
 
     def _output(
         self, op_a: Operation, op_b: Operation, number: int, given: Sequence[Verdict] | None
     ) -> Verdict:
-        known = [v.error for v in given or () if v.status == "agrees"] or [Error(self._noise, self._noise)]
-        eps = eps_of(
-            op_a.dtypes[number : number + 1], op_b.dtypes[number : number + 1], coarser=self._coarser
-        )
+        known = [v.error for v in given or () if v.status == "agrees"] or [Error(self.noise, self.noise)]
+        eps = eps_of(op_a.dtypes[number : number + 1], op_b.dtypes[number : number + 1], coarser=self.coarser)
         terms = 0.0
         if op_a.packet.startswith(SUBTRACTING) and given:
             terms = max((v.error.norm for v in given if v.status == "agrees"), default=0.0)
         try:
             members = self.a.outputs(op_a, number), self.b.outputs(op_b, number)
-            verdict = self._judge(members, eps, known, terms=terms, sums=not _elementwise(op_a))
+            verdict = self.judge(members, eps, known, terms=terms, sums=not _elementwise(op_a))
         except Unreadable as error:
             verdict = unknown(str(error))
         keys = list(op_a.outputs)[number], list(op_b.outputs)[number]
         self._known[keys] = verdict
         if verdict.status == "agrees":
-            self._noise = max(self._noise, verdict.error.rel)
+            self.noise = max(self.noise, verdict.error.rel)
         return verdict
 
-    def _judge(
+    def judge(
         self,
         members: tuple[list[Member], list[Member]],
         eps: float,
@@ -235,10 +203,10 @@ class Search:
         left, right = op_a.given[number], op_b.given[number]
         key = left.reference, right.reference
         if key not in self._known:
-            eps = eps_of((left.dtype,), (right.dtype,), coarser=self._coarser)
+            eps = eps_of((left.dtype,), (right.dtype,), coarser=self.coarser)
             try:
                 members = self.a.given(op_a, number), self.b.given(op_b, number)
-                self._known[key] = self._judge(members, eps, [Error(self._noise, self._noise)])
+                self._known[key] = self.judge(members, eps, [Error(self.noise, self.noise)])
             except Unreadable as error:
                 self._known[key] = unknown(str(error))
         return self._known[key]
@@ -259,29 +227,40 @@ class Search:
         if op_a.packet != op_b.packet or len(diverging) < len(bad):
             return None
         if all(self._rewired(op_a.given[number], op_b.given[number]) for number in diverging):
-            number = diverging[0]
-            made = self.a.maker(op_a.given[number]), self.b.maker(op_b.given[number])
-            others = [(one,) if one else () for one in made]
-            return Found("wiring", op_a, op_b, verdict, None, *others)
+            return self._of_wiring(op_a, op_b, diverging[0], verdict)
         return self._one_sided(op_a, op_b, diverging[0], verdict)
 
     def _rewired(self, left: Given, right: Given) -> bool:
         """Tell whether operations were given other tensors, which both runs have and in which they agree."""
-        theirs, ours = self._same(self.a, left, self._partner_a), self._same(self.b, right, self._partner_b)
-        if theirs is None or ours is None or theirs == right.reference:
-            return False
-        keys = (left.reference, theirs), (ours, right.reference)
-        return all(key in self._known and self._known[key].status == "agrees" for key in keys)
+        theirs, ours = self._same(self.a, left), self._same(self.b, right)
+        return theirs is not None and ours is not None and theirs != right.reference
 
-    def _same(self, side: Side, given: Given, partners: dict[int, Operation]) -> str | None:
-        """Return the other run's reference to a tensor, None where that run does not make it."""
+    def _same(self, side: Side, given: Given) -> str | None:
+        """Return the other run's reference to a tensor that agrees, None where that run has none."""
         maker = side.maker(given)
+        partners = self.partner_a if side is self.a else self.partner_b
         if maker is None:
-            return given.reference if not given.reference.startswith("#") else None
+            return self._same_from_outside(side, given)
         if maker.number not in partners:
             return None
         pair = self._pair_of(side, maker, given.reference, partners)
-        return pair[1] if side is self.a else pair[0]
+        agree = pair in self._known and self._known[pair].status == "agrees"
+        return (pair[1] if side is self.a else pair[0]) if agree else None
+
+    def _same_from_outside(self, side: Side, given: Given) -> str | None:
+        """Return the other run's reference to what came from outside of the call."""
+        this, that = (0, 1) if side is self.a else (1, 0)
+        for pair, verdict in self._known.items():
+            if (
+                pair[this] == given.reference
+                and not pair[that].startswith("#")
+                and verdict.status == "agrees"
+            ):
+                return pair[that]
+        digest = side.base.tensors[given.reference].digest if given.reference in side.base.tensors else None
+        other = (self.b if side is self.a else self.a).base.tensors
+        alike = (ref for ref, entry in other.items() if entry.digest == digest and not ref.startswith("#"))
+        return next(alike, None)
 
     def _same_way(self, op: Operation, given: Sequence[Verdict]) -> bool:
         """Tell whether a result must lie over ranks as what it was computed from: it has the same shape."""
@@ -291,8 +270,8 @@ class Search:
     def _one_sided(self, op_a: Operation, op_b: Operation, number: int, verdict: Verdict) -> Found | None:
         """Return operations that only one run has behind a tensor that diverges, if what they used agrees."""
         left, right = op_a.given[number], op_b.given[number]
-        only_a, clean_a = self._behind(self.a, left, self._partner_a)
-        only_b, clean_b = self._behind(self.b, right, self._partner_b)
+        only_a, clean_a = self._behind(self.a, left, self.partner_a)
+        only_b, clean_b = self._behind(self.b, right, self.partner_b)
         if not (only_a or only_b) or not (clean_a and clean_b):
             return None
         return Found(
@@ -310,7 +289,10 @@ class Search:
         while todo:
             tensor = todo.pop()
             maker = side.maker(tensor)
-            if maker is None or maker.number in found:
+            if maker is None:
+                todo += side.base.made_from(tensor)
+                continue
+            if maker.number in found:
                 continue
             if maker.number in partners:
                 verdict = self._known.get(self._pair_of(side, maker, tensor.reference, partners))
@@ -348,71 +330,13 @@ class Search:
             if left.dtype == right.dtype:
                 continue
             made_a, made_b = self.a.maker(left), self.b.maker(right)
-            if made_a is not None and made_b is not None and self._partner_a.get(made_a.number) is made_b:
+            if made_a is not None and made_b is not None and self.partner_a.get(made_a.number) is made_b:
                 return made_a, made_b
-            only_a = made_a if made_a is not None and made_a.number not in self._partner_a else None
-            only_b = made_b if made_b is not None and made_b.number not in self._partner_b else None
+            only_a = made_a if made_a is not None and made_a.number not in self.partner_a else None
+            only_b = made_b if made_b is not None and made_b.number not in self.partner_b else None
             if only_a or only_b:
                 return Found("one-sided", only_a, only_b)
         return None
-
-    # --- gradients -------------------------------------------------------------------------------
-
-    def _gradient(self, op_a: Operation, op_b: Operation, scale: float | None) -> Verdict | None:
-        """Judge the gradient of an operation's first result; None where neither run has one."""
-        if not op_a.gradients and not op_b.gradients:
-            return None
-        if not op_a.gradients or not op_b.gradients:
-            return unknown("only one run has a gradient")
-        eps = eps_of(op_a.dtypes[:1], op_b.dtypes[:1], coarser=self._coarser)
-        try:
-            members = self.a.gradients(op_a, 0), self.b.gradients(op_b, 0)
-            noise = [Error(self._noise, self._noise)]
-            verdict = self._judge(members, eps, noise, scale=scale, rows=self._gradient_rows)
-        except Unreadable as error:
-            return unknown(str(error))
-        if verdict.status == "agrees":
-            self._noise = max(self._noise, verdict.error.rel)
-        return verdict
-
-    def _flow(self) -> Found | None:
-        """Return the first operation through which a gradient can flow in one run and not in the other."""
-        for op_a, op_b in self.pairs:
-            if op_a.packet != op_b.packet or op_a.requires_grad == op_b.requires_grad:
-                continue
-            blocked, side, partners = (
-                (op_a, self.a, self._partner_a) if op_b.requires_grad else (op_b, self.b, self._partner_b)
-            )
-            stop = next((m for m in self._makers(side, blocked, partners) if m.packet == "aten.detach"), None)
-            others = (stop,) if stop else ()
-            if blocked is op_a:
-                return Found("flow", stop or op_a, None if stop else op_b, None, (op_a, op_b), others)
-            return Found("flow", None if stop else op_a, stop or op_b, None, (op_a, op_b), (), others)
-        return None
-
-    def _makers(
-        self, side: Side, operation: Operation, partners: dict[int, Operation]
-    ) -> Iterator[Operation]:
-        """Yield the run's own operations that made what an operation was given, nearest first."""
-        todo = list(operation.given)
-        while todo:
-            maker = side.maker(todo.pop(0))
-            if maker is not None and maker.number not in partners:
-                yield maker
-                todo += maker.given
-
-    def _of_gradient(self, op_a: Operation, op_b: Operation, verdict: Verdict) -> Found:
-        """Say which use of a result only one run has, if that is why its gradient differs."""
-        left = [u for ref in op_a.outputs for u in self.a.base.users[ref]]
-        right = [u for ref in op_b.outputs for u in self.b.base.users[ref]]
-        only_a = [u for u in left if u.number not in self._partner_a]
-        only_b = [u for u in right if u.number not in self._partner_b]
-        if only_a or only_b:
-            return Found(
-                "gradient", only_a[0] if only_a else None, only_b[0] if only_b else None, verdict,
-                (op_a, op_b), tuple(only_a[1:]), tuple(only_b[1:]),
-            )  # fmt: skip
-        return Found("gradient", op_a, op_b, verdict)
 
 
 def _elementwise(operation: Operation) -> bool:

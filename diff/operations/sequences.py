@@ -13,7 +13,7 @@ MAX_CELLS = 4_000_000
 
 Pairs = list[tuple[int, int]]
 
-_SAME_NAME, _SAME_FUNCTION, _SAME_MODULE, _SAME_LINE, _SAME_FORM = 8, 3, 2, 1, 2
+_SAME_NAME, _SAME_FUNCTION, _SAME_MODULE, _SAME_LINE, _SAME_FORM, _SAME_VALUE = 8, 3, 2, 1, 2, 4
 
 
 def align(a: Sequence[Operation], b: Sequence[Operation]) -> Pairs:
@@ -22,11 +22,14 @@ def align(a: Sequence[Operation], b: Sequence[Operation]) -> Pairs:
     Operations of one name match anywhere; those of two names only where function and form of the result are
     the same (``sub`` in the place of ``add``), and only if that costs no better match.
     """
+    if len(a) == len(b) and all(map(_alike, a, b)):
+        return [(i, i) for i in range(len(a))]
+    fits = _alike if len(a) * len(b) > MAX_CELLS else _equal
     head = 0
-    while head < min(len(a), len(b)) and _alike(a[head], b[head]):
+    while head < min(len(a), len(b)) and fits(a[head], b[head]):
         head += 1
     tail = 0
-    while tail < min(len(a), len(b)) - head and _alike(a[-1 - tail], b[-1 - tail]):
+    while tail < min(len(a), len(b)) - head and fits(a[-1 - tail], b[-1 - tail]):
         tail += 1
     middle_a, middle_b = a[head : len(a) - tail], b[head : len(b) - tail]
     pairs = [(i, i) for i in range(head)]
@@ -34,8 +37,13 @@ def align(a: Sequence[Operation], b: Sequence[Operation]) -> Pairs:
     return pairs + [(len(a) - tail + i, len(b) - tail + i) for i in range(tail)]
 
 
+def _equal(a: Operation, b: Operation) -> bool:
+    """Tell whether two operations are the same, values included: no better match can be."""
+    return _alike(a, b) and _values(a, "a") == _values(b, "b")
+
+
 def _alike(a: Operation, b: Operation) -> bool:
-    """Tell whether two operations are the same in everything but values: no better match can be."""
+    """Tell whether two operations are the same in everything but values."""
     return (
         a.packet == b.packet
         and (a.function, a.module, _form(a)) == (b.function, b.module, _form(b))
@@ -85,9 +93,21 @@ def _weights(a: Sequence[Operation], b: Sequence[Operation]) -> np.ndarray:
     for side, axis in ((a, 0), (b, 1)):
         ends = np.array([op.packet == RETURN or not op.outputs for op in side])
         replaced &= ~(ends[:, None] if axis == 0 else ends[None, :])
-    near = _SAME_FUNCTION * function + _SAME_MODULE * module + _SAME_LINE * line + _SAME_FORM * form
+    value = same([_values(op, "a") for op in a], [_values(op, "b") for op in b])
+    near = (
+        _SAME_VALUE * value
+        + _SAME_FUNCTION * function
+        + _SAME_MODULE * module
+        + _SAME_LINE * line
+        + _SAME_FORM * form
+    )
     weights: np.ndarray = np.where(name, _SAME_NAME + near, np.where(replaced, 1, 0))
     return weights
+
+
+def _values(operation: Operation, side: str) -> object:
+    """Return what tells results of equal bytes; what has none is like nothing of the other side."""
+    return tuple(entry.digest for entry in operation.outputs.values()) or (side, operation.number)
 
 
 def _form(operation: Operation) -> object:

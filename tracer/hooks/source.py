@@ -12,7 +12,9 @@ import torch
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MODULE_CALL = os.path.abspath(torch.nn.modules.module.__file__)
 MAX_FRAMES = 64
+MAX_CALLERS = 4
 
 
 class UserPlace(NamedTuple):
@@ -20,6 +22,9 @@ class UserPlace(NamedTuple):
 
     line: str
     function: str
+
+    def __str__(self) -> str:
+        return f"{self.line} in {self.function}"
 
 
 def user_line() -> str | None:
@@ -35,10 +40,22 @@ def user_place() -> UserPlace | None:
         if frame is None:
             return None
         if _is_users(frame.f_code):
-            line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-            return UserPlace(line, frame.f_code.co_name)
+            return _place(frame)
         frame = frame.f_back
     return None
+
+
+def user_places() -> list[UserPlace]:
+    """Return the innermost place and those that called it, up to the module call that they belong to."""
+    found: list[UserPlace] = []
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(MAX_FRAMES):
+        if frame is None or len(found) > MAX_CALLERS or frame.f_code.co_filename == _MODULE_CALL:
+            break
+        if _is_users(frame.f_code):
+            found.append(_place(frame))
+        frame = frame.f_back
+    return found
 
 
 def calls_in_progress(*codes: CodeType) -> int:
@@ -49,6 +66,11 @@ def calls_in_progress(*codes: CodeType) -> int:
         count += frame.f_code in codes
         frame = frame.f_back
     return count
+
+
+def _place(frame: FrameType) -> UserPlace:
+    line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return UserPlace(line, frame.f_code.co_name)
 
 
 @lru_cache(maxsize=8192)

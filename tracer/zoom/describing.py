@@ -13,6 +13,12 @@ MAX_TEXT = 160
 RETURN = "return"
 """``meta.op`` of the entry that ends a call: its arguments say which operations the result came from."""
 
+CALLED_AT = " < "
+"""Between a function and the line that called it, in ``meta.text``."""
+
+FLOWS = "grad"
+"""Behind a tensor that requires a gradient, in ``meta.arguments``."""
+
 _SILENT = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_")
 """Operations whose result is memory as it is found: it says nothing, and differs from run to run."""
 

@@ -13,7 +13,7 @@ from tensortrace.tracer.hooks.clock import Call, Moment
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.modules import Modules
 from tensortrace.tracer.hooks.session import Session
-from tensortrace.tracer.hooks.source import user_place
+from tensortrace.tracer.hooks.source import user_places
 from tensortrace.tracer.hooks.walk import tensors_in, tensors_of_result
 from tensortrace.tracer.placements import split
 from tensortrace.tracer.types import Kind, Meta
@@ -93,11 +93,12 @@ class Region:
         )
 
     def _meta(self, func: Any) -> Meta:
-        place, frame = user_place(), self._modules.innermost()
+        places, frame = user_places(), self._modules.innermost()
+        called = [places[0].function, *map(str, places[1:])] if places else []
         return Meta(
             op=describing.name_of(func),
-            source=None if place is None else place.line,
-            text=None if place is None else place.function,
+            source=places[0].line if places else None,
+            text=describing.CALLED_AT.join(called) or None,
             module=self._name if frame is None else frame.name,
             grad_enabled=torch.is_grad_enabled(),
         )
@@ -187,7 +188,9 @@ class Region:
         if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             return
         session, at, name, slot, call = self._session, self._at, self._name, origin.slot, self._call
-        if not session.clock.gradients_arrive(tensor) or not session.wants(Kind.OPERATION_GRAD, name, at):
+        with torch.enable_grad():  # it is given to a custom autograd function, which computes without
+            arrives = session.clock.gradients_arrive(tensor)
+        if not arrives or not session.wants(Kind.OPERATION_GRAD, name, at):
             return
         self._hooked.add(slot)
         fired = False
@@ -217,5 +220,6 @@ def _with(meta: Meta, arguments: tuple[str, ...], requires_grad: bool) -> Meta:
 
 
 def _kind_of(tensor: torch.Tensor) -> str:
-    """Return `` float32[2,4]``: what a reference refers to."""
-    return f" {str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
+    """Return `` float32[2,4] grad``: what a reference refers to, and whether gradients flow to it."""
+    flows = f" {describing.FLOWS}" if tensor.requires_grad else ""
+    return f" {str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]{flows}"

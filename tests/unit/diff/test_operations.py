@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -92,3 +93,36 @@ def test_the_finer_dtype_counts_where_the_modules_compute_alike(coarser: bool, e
     assert eps_of(("float32",), ("bfloat16",), coarser=coarser) == eps
     assert eps_of(("int64",), ("int64",), coarser=coarser) == 0.0
     assert eps_of(("int64",), ("bfloat16",), coarser=coarser) == 2.0**-7
+
+
+def test_a_difference_beside_what_a_mask_filled_in_is_seen() -> None:
+    a = np.array([[0.5, -1e9, -np.inf], [0.25, 0.75, -1e9]], dtype=np.float32)
+    b = a.copy()
+    b[1, 1] = 0.5
+    assert judge([a], [b], eps=EPS, inputs=[]).status == "diverges"
+    assert judge([a], [a * np.float32(1 + EPS)], eps=EPS, inputs=[]).status == "agrees"
+
+
+def test_uneven_parts_meet_in_each_block() -> None:
+    whole = np.arange(60.0).reshape(3, 5, 4)  # samples, positions, rest
+    parts = [part.reshape(-1, 4) for part in (whole[:, :3], whole[:, 3:])]
+    found = [m.how for m in meetings([whole.reshape(15, 4)], parts) if np.array_equal(m.a, m.b)]
+    assert found == ["cut along dimension 0, in each of 3 blocks"]
+
+
+def test_of_two_alike_the_one_with_equal_bytes_is_the_same() -> None:
+    a, b = sequence("mm", "pow", "pow", "exp"), sequence("mm", "pow", "exp")
+    for op, digest in ((a[1], "1"), (a[2], "2"), (b[1], "2")):
+        [(ref, entry)] = op.outputs.items()
+        op.outputs[ref] = msgspec.structs.replace(entry, digest=digest * 32)
+    a[1].source = b[1].source = "m.py:1"
+    assert align(a, b) == [(0, 0), (2, 1), (3, 2)]
+
+
+def test_an_argument_says_whether_gradients_flow_to_it() -> None:
+    made = operation(0, "mul")
+    made.arguments = ("self=#3 float32[2,2] grad", "other=00001.mul.in.1 float32[2]", "alpha=2")
+    assert [(g.reference, g.flows, g.argument) for g in made.given] == [
+        ("#3", True, "self"), ("00001.mul.in.1", False, "other"),
+    ]  # fmt: skip
+    assert made.settings == {"alpha": "2"}
