@@ -33,6 +33,7 @@ from tensortrace.diff.tolerance import (
     judge_model,
     judge_own,
     measure_peak,
+    own_error,
 )
 from tensortrace.tracer.types import Kind
 
@@ -56,6 +57,9 @@ UNSEEN_FIRST = 1024.0
 UNSEEN_LATER = 0.01
 """Relative error that one of a later step may inherit: an optimizer makes whole steps of round-off."""
 
+BLIND = 2.0
+"""Times what round-off allows from which on a gradient is held against its own run's rung before as well."""
+
 _INHERITED = "what it was computed from was not recorded: differences up to"
 
 Floors = Mapping[Node, Floor]
@@ -69,7 +73,8 @@ class Outcome:
     which has the worst element. ``shape`` is that of the whole. ``rule`` is what the user declared of it;
     ``bounded`` tells whether the error of a receiver was judged: an update's by its formula, another's by
     what its inputs' errors may be amplified to, unless those are too large for a bound. ``ranks`` are of b;
-    ``disagrees`` is the run whose replicas are unequal where the other's are not.
+    ``disagrees`` is the run whose replicas are unequal where the other's are not. ``against`` says what a
+    gradient was held against, where that is not the other run's.
     """
 
     node: Node
@@ -86,6 +91,7 @@ class Outcome:
     rule: Rule | None = None
     bounded: bool = False
     disagrees: Literal["a", "b"] | None = None
+    against: str = ""
 
     @property
     def expected(self) -> bool:
@@ -257,6 +263,9 @@ class Execution:
             noted = dataclasses.replace(measured, peak=measure_peak(loaded.blocks(), metrics, 0.0), terms=0.0)
         self.known.note(node, noted, loaded)
         judgement, origin = self._judge(node, entry, measured, eps)
+        broken = entry.rung() if entry.rung and self._is_blind(node, judgement, measured, eps) else None
+        if broken is not None:
+            loaded, metrics, judgement, origin = broken.loaded, broken.metrics, broken.judgement, "own"
         if judgement.ratio > 1 and origin == "unknown" and entry.quiet and isinstance(loaded, Assembled):
             judgement = self._without_noise(node, entry, loaded, eps) or judgement
         self.judged.append((node, judgement))
@@ -269,7 +278,7 @@ class Execution:
         bounded = origin == "inputs" or (bool(eps) and self.known.is_bounded(node))
         if role == "receiver" and origin != "inputs" and self._beyond(node, measured, eps):
             role = "further"
-        text = _describe(metrics, judgement)
+        text = _describe(metrics, judgement) + (f"; beside {broken.against}" if broken else "")
         if rule is not None:
             agreeing = [e for e in self.known.inherits(node, measured.size) if not e.diverges]
             declared = judge_declared(rule, loaded, measured, eps, agreeing, noise=self._noise(node, entry))
@@ -284,9 +293,18 @@ class Execution:
         self._tell(
             Outcome(
                 node, entry, role, metrics, judgement, text, kept, pair, shape=loaded.shape, window=window,
-                rule=rule, bounded=bounded,
+                rule=rule, bounded=bounded, against=broken.against if broken else "",
             )
         )  # fmt: skip
+
+    def _is_blind(self, node: Node, judgement: Judgement, measured: Measured, eps: float) -> bool:
+        """Tell whether comparing the runs may hide a mistake: what was given differs, or noise is allowed.
+
+        A divergence of agreeing inputs needs no more, nor does an agreement to round-off.
+        """
+        if self.exact or not eps or judgement.ratio > 1:
+            return bool(eps) and not self.exact and any(e.diverges for e in self.known.of_parents(node))
+        return judgement.allowed > BLIND * own_error(eps, measured.length)
 
     def _may_be_inherited(
         self, node: Node, entry: Comparison, pair: StepPair, measured: Measured, eps: float

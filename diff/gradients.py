@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -70,6 +71,19 @@ class Gradients:
         return {n: [i for i in items if i.entry.microbatch is not None] for n, items in found.items()}
 
     @cached_property
+    def _hooked(self) -> dict[str, list[Item]]:
+        found = _by_param(self.view, Kind.LOCAL_GRAD, "hooked")
+        return {n: items for n, items in found.items() if not self._reduced_by_hooks(n, items)}
+
+    def _reduced_by_hooks(self, name: str, hooked: list[Item]) -> bool:
+        """Tell whether hooks leave the same on every cell: they reduce, and what they leave is no part."""
+        cells = {item.cell for item in self._parts.get(name, [])}
+        of_pass: dict[int | None, set[str]] = defaultdict(set)
+        for item in hooked:
+            of_pass[item.entry.microbatch].add(item.entry.digest)
+        return len(cells) > 1 and all(len(digests) == 1 for digests in of_pass.values())
+
+    @cached_property
     def _consumed(self) -> dict[str, list[Item]]:
         found = _by_param(self.view, Kind.CLIPPED_GRAD, "grad")
         return {n: [i for i in items if i.entry.microbatch is None] for n, items in found.items()}
@@ -87,12 +101,13 @@ class Gradients:
         return {cell: found.read() for cell, found in self.local_sums(name).items()}
 
     def local_sums(self, name: str) -> dict[int, Sum]:
-        """Return each data cell's own sum over the window, unread."""
-        whole = {i.cell: one(i) for i in _latest(self._window.get(name, []))}
+        """Return each data cell's own sum over the window, as tensor hooks left it, unread."""
+        hooked = name in self._hooked
+        whole = {} if hooked else {i.cell: one(i) for i in _latest(self._window.get(name, []))}
         if whole:
             return whole
         terms: dict[int, list[Term]] = defaultdict(list)
-        for item in self._parts.get(name, []):
+        for item in self.hooked_parts(name) if hooked else self._parts.get(name, []):
             terms[item.cell].append(Term(item))
         return {cell: Sum(tuple(found)) for cell, found in terms.items()}
 
@@ -105,12 +120,23 @@ class Gradients:
         """Return the entries of the per-microbatch local gradients, or of the window sums."""
         return self._parts.get(name) or self._window.get(name, [])
 
+    def hooked_items(self, name: str) -> tuple[Item, ...]:
+        """Return the entries of local gradients that tensor hooks of the program changed."""
+        return tuple(self._hooked.get(name, ()))
+
+    def hooked_parts(self, name: str) -> list[Item]:
+        """Return the local gradients of all microbatches as the program's tensor hooks left them."""
+        changed = {(i.cell, i.entry.microbatch, i.call): i for i in self._hooked.get(name, ())}
+        parts = self._parts.get(name, [])
+        return [changed.get((i.cell, i.entry.microbatch, i.call), i) for i in parts]
+
     def scaled_local(self, name: str, divide_by: Callable[[Part], float]) -> Sum | None:
         """Return Σ over cells and microbatches of the local gradient divided by each part's factor."""
-        parts = [
-            (Part(item.cell, "train", item.entry.microbatch or 0), item) for item in self._parts.get(name, [])
-        ]
-        return Sum(tuple(Term(item, 1.0, divide_by(part)) for part, item in parts)) if parts else None
+        return _divided(self._parts.get(name, []), divide_by)
+
+    def scaled_hooked(self, name: str, divide_by: Callable[[Part], float]) -> Sum | None:
+        """Return the same of what tensor hooks left of it."""
+        return _divided(self.hooked_parts(name), divide_by)
 
     def by_microbatch(self, name: str) -> dict[int, np.ndarray]:
         """Return the local gradient of each microbatch, summed over ranks."""
@@ -170,6 +196,19 @@ class Gradients:
     def before_clip(self, name: str) -> Item | None:
         """Return the gradient before the window's last clip event; None where nothing clipped it."""
         return _first(self.before_clip_copies(name))
+
+    def coefficient(self, name: str) -> float:
+        """Return the factor that the window's last clip event applied to a gradient, 1 where none is told.
+
+        Clipping by value has no single factor. A loss scale that was in the gradient then is divided out.
+        """
+        found: dict[int, float] = {}
+        for slot, items in self.view.find(Kind.CLIPPED_GRAD):
+            if (slot.name, slot.slot) == (CLIP, "coefficient"):
+                mine = [i for i in items if name in i.entry.meta.members]
+                if mine:
+                    found[slot.call] = float(mine[0].read())
+        return (found[max(found)] if found else 1.0) / (self.clipped_scale or 1.0)
 
     def consumed_copies(self, name: str) -> tuple[Item, ...]:
         """Return what the optimizer of each rank consumed."""
@@ -278,6 +317,11 @@ class Gradients:
             )
         return self._factor_cache[kind]
 
+    def noise_of(self, name: str) -> float:
+        """Return how far the stages after the local gradients are from scaling and adding, measured."""
+        factors = self.factors_of(name)
+        return factors.residual + factors.uncertainty if factors is not None else math.inf
+
     def canonical(self, kind: Kind, name: str, *, factor: float | None = None) -> Sum | None:
         """Return a rung's gradient with the factors still to come divided out.
 
@@ -294,9 +338,10 @@ class Gradients:
             return None if factor is None else one(item).scaled(factor)
         if kind == Kind.UNSCALED_GRAD:
             return self.canonical(Kind.REDUCED_GRAD, name)
-        return self._combined_local(name)
+        return self.combined_local(name)
 
-    def _combined_local(self, name: str) -> Sum | None:
+    def combined_local(self, name: str) -> Sum | None:
+        """Return what the local gradients give for the gradient before clipping, by measured factors."""
         factors, local = self.factors_of(name), self.local_sums(name)
         if factors is None or not local or any(cell not in factors.by_rank for cell in local):
             return None
@@ -305,6 +350,11 @@ class Gradients:
             own = factors.by_rank.get(item.cell, 0.0)
             parts.append((one(item), factors.by_rank.get(-1 - item.cell, own)))
         return Sum(tuple(term for found, factor in parts for term in found.scaled(factor).terms))
+
+
+def _divided(items: Iterable[Item], divide_by: Callable[[Part], float]) -> Sum | None:
+    parts = [(Part(item.cell, "train", item.entry.microbatch or 0), item) for item in items]
+    return Sum(tuple(Term(item, 1.0, divide_by(part)) for part, item in parts)) if parts else None
 
 
 def _readable(items: Iterable[Item]) -> bool:

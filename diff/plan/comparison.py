@@ -17,6 +17,7 @@ from tensortrace.diff.handclip import read_gradients
 from tensortrace.diff.overflow import both_skipped
 from tensortrace.diff.pairing import Pairing, pair
 from tensortrace.diff.plan.evaluations import further_evaluations
+from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.rows import Batch, read_batches
 from tensortrace.diff.scale import (
     Factors,
@@ -39,6 +40,21 @@ from tensortrace.tracer.types import Kind
 
 
 @dataclass(frozen=True)
+class Broken:
+    """A rung that only one run makes of its own rung before as it does of its other parameters'.
+
+    ``loaded`` has what that rung gives as the reference and what is there as ``b`` (the other way round where
+    ``a`` is the odd one); ``against`` says so in words.
+    """
+
+    side: Literal["a", "b"]
+    loaded: Assembled | Streamed
+    metrics: Metrics
+    judgement: Judgement
+    against: str
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two sides of one boundary.
 
@@ -50,6 +66,7 @@ class Comparison:
     recorded inputs are nothing but round-off, or that a gate may let pass in one run alone, None where there
     are none: it is asked where no formula tells what was made of them. ``eps`` is the spacing at which the
     operation computed, where it is known better than by the coarsest dtype of the run; 0 where it isn't.
+    ``rung`` tells of a gradient whether only one run fails to make it of its own rung before.
     ``terms`` is the norm of the terms summed, where the plan knows it; ``noise`` an allowance beyond
     round-off, relative; ``of_error`` one in terms of the relative error of the activations that the boundary
     was computed from.
@@ -70,6 +87,7 @@ class Comparison:
     copies_b: tuple[Item, ...] = ()
     quiet: Callable[[Assembled], Assembled | None] | None = None
     eps: float = 0.0
+    rung: Callable[[], Broken | None] | None = None
     terms: float = 0.0
     noise: float = 0.0
     of_error: float = 0.0

@@ -13,6 +13,7 @@ from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.consumers import Ref, consumers
 from tensortrace.diff.plan.evaluations import AMPLIFIED
+from tensortrace.diff.plan.ladder import own_rung
 from tensortrace.diff.plan.passes import fitted_scale
 from tensortrace.diff.plan.samples import ROWS
 from tensortrace.diff.plan.weights import plan_weights, weight_refs
@@ -48,7 +49,7 @@ def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
             continue
         _plan_start(name, pair, plan)
         _plan_local(name, pair, plan)
-        previous = window_slot(Kind.LOCAL_GRAD, name, "grad")
+        previous = _plan_hooked(name, pair, plan)
         for kind in _RUNGS:
             previous = _plan_rung(kind, name, previous, pair, plan)
         _plan_clipped(name, previous, pair, plan)
@@ -231,6 +232,30 @@ def _plan_local(name: str, pair: StepPair, plan: StepPlan) -> None:
     plan.comparisons.append(Comparison(slot, None, load, a, b, parents, magnitude_of=(*outs, *ins)))
 
 
+def _plan_hooked(name: str, pair: StepPair, plan: StepPlan) -> Slot:
+    """Compare what tensor hooks of the program left, where there are any; return what is reduced then."""
+    local = window_slot(Kind.LOCAL_GRAD, name, "grad")
+    a, b = pair.gradients_a, pair.gradients_b
+    if not (a.hooked_items(name) or b.hooked_items(name)):
+        return local
+    slot = local._replace(slot="hooked")
+
+    def load() -> Assembled | Streamed:
+        x, y = a.scaled_hooked(name, lambda part: 1.0), b.scaled_hooked(name, part_scale(pair))
+        if x is None or y is None:
+            raise NotComparable("local gradients were recorded only as window sums")
+        return paired(x, y)
+
+    items_a, items_b = tuple(a.hooked_parts(name)), tuple(b.hooked_parts(name))
+    parents = ((None, local), *weight_refs(pair))
+    outs, ins = consumers(name, pair)
+    rung = own_rung(slot, pair)
+    plan.comparisons.append(
+        Comparison(slot, None, load, items_a, items_b, parents, magnitude_of=(*outs, *ins), rung=rung)
+    )
+    return slot
+
+
 def _plan_gap(
     slot: Slot,
     a: tuple[Item, ...],
@@ -287,6 +312,7 @@ def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: Step
             magnitude_of=((None, previous),),
             copies_a=pair.gradients_a.rung_copies(kind, name),
             copies_b=pair.gradients_b.rung_copies(kind, name),
+            rung=own_rung(slot, pair),
         )
     )  # fmt: skip
     return slot
@@ -356,6 +382,7 @@ def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> 
             Comparison(
                 before, None, load, *items, parents=tuple(parents), magnitude_of=((None, previous),),
                 copies_a=a.unclipped_copies(name), copies_b=b.unclipped_copies(name),
+                rung=own_rung(before, pair),
             )
         )  # fmt: skip
         parents = [(None, before)]
@@ -373,6 +400,6 @@ def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> 
         Comparison(
             slot, None, _pair_loader(x, y), (x,), (y,), tuple(parents), magnitude_of=(magnitude,),
             copies_a=a.consumed_copies(name), copies_b=b.consumed_copies(name),
-            noise=AMPLIFIED if pair.evaluations else 0.0,
+            noise=AMPLIFIED if pair.evaluations else 0.0, rung=own_rung(slot, pair),
         )
     )  # fmt: skip
