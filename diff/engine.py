@@ -215,7 +215,7 @@ def _execute(
         start = resolve(StepPair(state_a, state_b, state_a, state_b), *rules)
         state_a, state_b = start.a, start.b
         plan_init(state_a, state_b, plan)
-        execution.run(_selected(excused(plan, a, b, alignment), options), None, start)
+        execution.run(_selected(excused(plan, a, b, alignment, options.allow_missing), options), None, start)
         previous = INIT_STEP
         if not all(outcome.expected for outcome in execution.outcomes):
             return ["stopped at init: the runs do not start from the same state"]
@@ -232,7 +232,9 @@ def _execute(
             _keep(_WITHOUT_SUMS, plan, "boundaries were dropped: what sums over the batch is not compared")
         else:
             plan_lags(pair_, plan)
-        execution.run(_selected(excused(plan, a, b, alignment), options), previous, pair_)
+        execution.run(
+            _selected(excused(plan, a, b, alignment, options.allow_missing), options), previous, pair_
+        )
         notes += plan.notes
         if progress:
             progress(number + 1, len(alignment.steps))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from tensortrace.diff.align import Alignment
 from tensortrace.diff.catalog import Catalog
@@ -10,16 +12,29 @@ from tensortrace.diff.plan.comparison import OneSided, StepPlan
 from tensortrace.tracer.types import INIT_STEP
 
 
-def excused(plan: StepPlan, a: Catalog, b: Catalog, alignment: Alignment) -> StepPlan:
-    """Return a plan in which what one run could not or should not hold is a gap in coverage."""
+def excused(
+    plan: StepPlan, a: Catalog, b: Catalog, alignment: Alignment, allowed: Sequence[str] = ()
+) -> StepPlan:
+    """Return a plan in which what one run could not or should not hold is a gap in coverage.
+
+    So is what only one run has if its name, or that of every parameter it tells of, fits an allowed glob.
+    """
     step_a, step_b = plan.step, plan.step - alignment.offset
     if plan.step == INIT_STEP:
         step_a, step_b = alignment.before_a, alignment.before_b
     found = []
     for entry in plan.one_sided:
         lacking, step = (b, step_b) if entry.side == "a" else (a, step_a)
-        found.append(_excused(entry, lacking, step) if entry.diverges else entry)
+        if entry.diverges and _is_allowed(entry, allowed):
+            found.append(replace(entry, diverges=False, counts=False))
+        else:
+            found.append(_excused(entry, lacking, step) if entry.diverges else entry)
     return StepPlan(plan.step, plan.comparisons, found, plan.notes)
+
+
+def _is_allowed(entry: OneSided, globs: Sequence[str]) -> bool:
+    names = entry.names or (entry.slot.name,)
+    return all(any(fnmatchcase(name, glob) for glob in globs) for name in names)
 
 
 def _excused(entry: OneSided, lacking: Catalog, step: int) -> OneSided:

@@ -178,9 +178,8 @@ class Execution:
             if rule is not None:
                 self._tell_declared(node, entry, rule, pair, entry.reason)
             elif entry.diverges:
-                self._tell(
-                    Outcome(node, entry, self._role(node, own=False), None, None, entry.reason, None, pair)
-                )
+                role = self._role(node, own=entry.own)
+                self._tell(Outcome(node, entry, role, None, None, entry.reason, None, pair))
                 self.errors[node] = Error(math.inf, math.inf, diverges=True)
             else:
                 self.gaps.append((node, entry))

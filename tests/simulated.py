@@ -103,6 +103,10 @@ class Program:
         """Return ∂(backward root)/∂(one token's loss): DDP averages, so the loss is multiplied by ranks."""
         return self.setup.ranks / sum(counts.values())
 
+    def hook(self, step: int, rank: int, name: str, value: np.ndarray) -> np.ndarray:
+        """Return what a tensor hook of the program makes of a local gradient."""
+        return value
+
     def reductions(self, name: str) -> Sequence[str]:
         """Return what is done to a gradient across ranks after the window: ``mean``, ``sum``, ``alone``."""
         return ("mean",) if self.setup.ranks > 1 else ()
@@ -185,6 +189,7 @@ class Program:
             local = _Pass(self, step, rank, microbatch, parts[(rank, microbatch)], weight).run()
             for name, value in local.items():
                 sums[rank][name] = _added(sums[rank].get(name), value)
+                value = self._hooked(step, rank, microbatch, name, value)
                 self.grads[rank][name] = _added(self.grads[rank].get(name), value)
             if self.forgets(step, microbatch):
                 self.grads[rank] = {}
@@ -203,6 +208,13 @@ class Program:
     def _record_leftovers(self, step: int, rank: int) -> None:
         for name, value in self.grads[rank].items():
             self._put(At(step, rank, None, Kind.LOCAL_GRAD, name, "start"), value)
+
+    def _hooked(self, step: int, rank: int, microbatch: int, name: str, value: np.ndarray) -> np.ndarray:
+        made = self.hook(step, rank, name, value)
+        if made is value:
+            return value
+        at = At(step, rank, microbatch, Kind.LOCAL_GRAD, name, "hooked")
+        return np.asarray(self._put(at, made, shard="partial"))
 
     def _reduce(self, step: int) -> None:
         last = self.setup.accumulate - 1

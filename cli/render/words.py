@@ -17,6 +17,7 @@ _LOSS = {
 
 _PARAMETER = {
     ("local_grad", "grad"): "local gradient of {name}{of_part}, before any reduction",
+    ("local_grad", "hooked"): "local gradient of {name}{of_part} as the program's tensor hooks left it",
     ("local_grad", "start"): "gradient of {name} left over when the window began",
     ("reduced_grad", "grad"): "gradient of {name} after reduction {call}",
     ("unscaled_grad", "grad"): "gradient of {name} after the loss scale was divided out",

@@ -117,7 +117,9 @@ def step_counter(case: Case) -> Sequence[Proposal]:
 def param_frozen(case: Case) -> Sequence[Proposal]:
     """Propose that the optimizer passed over parameters: neither they nor their state changed in b."""
     slot = case.origin.node.slot
-    kinds = (Kind.OPTIMIZER_STATE, Kind.PARAM, Kind.LOCAL_GRAD)
+    kinds = (Kind.OPTIMIZER_STATE, Kind.PARAM, Kind.LOCAL_GRAD, Kind.CLIPPED_GRAD)
+    if slot.kind == Kind.CLIPPED_GRAD and (case.one_sided is None or case.one_sided.side == "b"):
+        return ()
     if slot.kind not in kinds or slot.slot == "start" or case.origin.node.step == INIT_STEP:
         return ()
     names = list(dict.fromkeys(o.node.slot.name for o in case.siblings))
@@ -129,6 +131,8 @@ def param_frozen(case: Case) -> Sequence[Proposal]:
     text = f"the optimizer of b passes over {shown}: value and state are those before the step"
     if slot.kind == Kind.LOCAL_GRAD:
         text += ", and no gradient reaches it"
+    if slot.kind == Kind.CLIPPED_GRAD:
+        text += ", since it has no gradient when the optimizer steps"
     return (Proposal("optimizer.param_frozen", text, mistaken, actual, reference, 0.0, "no change"),)
 
 

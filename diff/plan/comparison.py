@@ -103,7 +103,8 @@ class Comparison:
 class OneSided:
     """A boundary that only one run has, or that is not judged. ``diverges`` tells a defect from a gap.
 
-    ``names`` are the parameters that it tells of, where its own name isn't one.
+    ``names`` are the parameters that it tells of, where its own name isn't one. ``own`` says that other
+    values of what it was computed from do not explain why a run lacks it.
     """
 
     side: Literal["a", "b", "both"]
@@ -116,6 +117,7 @@ class OneSided:
     earlier: tuple[tuple[int | None, Slot], ...] = ()
     counts: bool = True
     names: tuple[str, ...] = ()
+    own: bool = False
 
 
 @dataclass

@@ -318,6 +318,12 @@ def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: Step
     return slot
 
 
+def _is_owned(name: str, gradients: Gradients) -> bool:
+    """Tell whether an optimizer of a run updates a parameter, and was given gradients of others."""
+    groups = (i.entry.meta.members for _, items in gradients.view.find(Kind.SCHEDULE) for i in items)
+    return any(name in members for members in groups) and any(map(gradients.consumed, gradients.names))
+
+
 def _left_out(kind: Kind, name: str, gradients: Gradients) -> bool:
     """Tell whether a run should have a rung that this parameter lacks: others have it, or ranks disagree."""
     return gradients.has_rung(kind) or bool(odd_ranks(gradients.unclipped_copies(name)))
@@ -389,7 +395,15 @@ def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> 
     x, y = a.consumed(name), b.consumed(name)
     slot = window_slot(Kind.CLIPPED_GRAD, name, "grad")
     if x is None or y is None:
-        counts = not (b if x else a).by_program
+        lacking = b if x else a
+        if lacking.local_items(name) and _is_owned(name, lacking):
+            side: Literal["a", "b"] = "a" if x else "b"
+            text = f"only the optimizer of {side} is given a gradient of {name}"
+            held = (*_some(x), *_some(y))
+            entry = OneSided(side, slot, None, held, text, True, tuple(parents), own=True)
+            plan.one_sided.append(entry)
+            return
+        counts = not lacking.by_program
         _plan_gap(slot, _some(x), _some(y), tuple(parents), plan, counts=counts)
         return
     magnitude = parents[0]

@@ -174,6 +174,7 @@ class Collectives:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> _Started | None:
+        self._session.collectives += 1
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given, session = bound.arguments, self._session

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from tensortrace.tracer.copies import unobserved
+from tensortrace.tracer.hooks.after_hooks import AfterHooks
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.placements import Spec, split
@@ -31,6 +32,8 @@ class Gradients:
         self._window_began = False
         session.clock.on_open.append(self._open)
         session.on_backward.append(self._before_backward)
+        self._after_hooks = AfterHooks(session)
+        session.after_backward.append(self._after_hooks.backward_ended)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         """Yield each trainable parameter of the known modules and of the optimizers once."""
@@ -93,6 +96,7 @@ class Gradients:
             handle = leaf.register_hook(self._hook_for(weakref.ref(parameter)))  # type: ignore[no-untyped-call]
             self._session.patches.on_undo(handle.remove)
             _put_first(leaf, handle.id)
+        self._after_hooks.watch(leaf, parameter)
 
     def _hook_for(self, parameter: weakref.ref[torch.Tensor]) -> Callable[[torch.Tensor], None]:
         """Return a hook that holds the parameter weakly: one that held it would keep it for ever."""
@@ -113,6 +117,7 @@ class Gradients:
             return
         call = session.clock.ordinal_in(at, Kind.LOCAL_GRAD, name)
         session.emit(gradient, at, Kind.LOCAL_GRAD, name, "grad", call=call, parameter=parameter)
+        self._after_hooks.arrived(parameter, gradient, at, call)
         local, spec = split(gradient)
         with unobserved():
             self._accumulate(id(parameter), local.detach(), spec)

@@ -66,6 +66,7 @@ class Session:
         self.staged: StageBackward | None = None
         self.scope: Callable[[], str] = lambda: ""
         self.arrived: set[int] = set()
+        self.collectives = 0
         self.on_read: list[Callable[[], None]] = []
         self.on_root: list[Callable[[Moment, list[tuple[str, torch.Tensor]]], None]] = []
         self.on_wrapper: list[Callable[[Wrapper, nn.Module], None]] = []

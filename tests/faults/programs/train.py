@@ -77,6 +77,7 @@ def train(steps: int, *, end: str = "normally", say: bool = False) -> str:
     rank = dist.get_rank() if dist.is_initialized() else 0
     torch.manual_seed(7)
     net = Net()
+    net.norm.weight.register_hook(lambda gradient: gradient * 0.5)
     model: nn.Module = DistributedDataParallel(net) if dist.is_initialized() else net
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)

@@ -79,6 +79,18 @@ def adamw_single() -> Tensors:
 
 
 @program
+def tensor_hooks() -> Tensors:
+    """Hooks that replace a gradient, change it in place, or only look."""
+    model = Conv()
+    first = model.layers[0]
+    first.weight.register_hook(lambda gradient: gradient * 0.5)
+    first.weight.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+    first.bias.register_hook(lambda gradient: gradient.mul_(2.0))
+    model.head.weight.register_hook(lambda gradient: None)
+    return train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+
+@program
 def sgd_momentum() -> Tensors:
     model = Conv()
     return train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True))
