@@ -227,8 +227,9 @@ def own_part_by_hand(case: Case) -> Iterator[Proposal]:
 
     No function is seen to clip: the greatest norm is that which a's gradients have after it.
     """
-    slot = case.origin.node.slot
-    if slot.kind != Kind.CLIPPED_GRAD or slot.slot != "grad" or final_events(case.pair.b):
+    slot, only_a = case.origin.node.slot, case.one_sided is not None and case.one_sided.side == "a"
+    clips = slot.slot == "grad" or (slot.name == CLIP and only_a)
+    if slot.kind != Kind.CLIPPED_GRAD or not clips or final_events(case.pair.b):
         return
     a, b = case.pair.gradients_a, case.pair.gradients_b
     names = [n for n in b.names if a.consumed(n) and b.consumed(n)]
@@ -244,6 +245,8 @@ def own_part_by_hand(case: Case) -> Iterator[Proposal]:
     for found in before.values():
         for rank, value in found.items():
             norms[rank] = math.hypot(norms.get(rank, 0.0), float(np.linalg.norm(np.ravel(value))))
+    if max(norms.values(), default=0.0) <= limit:
+        return  # nothing would be clipped
     if len(norms) < 2 or any(before[n].keys() != after[n].keys() for n in names):
         return
     held = [(n, rank) for n in names for rank in before[n]]

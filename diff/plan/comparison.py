@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ from tensortrace.diff.plan.evaluations import further_evaluations
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.rows import Batch, read_batches
 from tensortrace.diff.scale import (
+    WEIGHT_TOLERANCE,
     Factors,
     RowScale,
     Term,
@@ -277,6 +279,26 @@ class StepPair:
             sides = ((self.gradients_a.rung(kind, n), self.gradients_b.rung(kind, n)) for n in names)
             found[kind] = scalar_factor((one(x), one(y)) for x, y in sides if x and y)
         return found
+
+    def is_unscaled(self, kind: Kind) -> bool:
+        """Tell whether b's rung as recorded is a's gradient before clipping, where a lacks the rung.
+
+        What b makes of it afterwards is then another stage's, such as clipping by code of its own. Asked only
+        where it makes anything of it.
+        """
+        if kind not in self._unscaled:
+            a, b, factor = self.gradients_a, self.gradients_b, None
+            own = b.factor_from(kind) or 1.0
+            if not a.has_rung(kind) and not math.isclose(own, 1.0, rel_tol=WEIGHT_TOLERANCE):
+                pairs = ((a.canonical(kind, n), b.rung(kind, n)) for n in a.names)
+                factor = scalar_factor((x, one(y)) for x, y in pairs if x is not None and y is not None)
+            same = factor is not None and math.isclose(factor, 1.0, rel_tol=WEIGHT_TOLERANCE)
+            self._unscaled[kind] = same
+        return self._unscaled[kind]
+
+    @cached_property
+    def _unscaled(self) -> dict[Kind, bool]:
+        return {}
 
     @cached_property
     def evaluations(self) -> frozenset[int]:

@@ -359,6 +359,8 @@ def _shared_factor(kind: Kind, pair: StepPair) -> float | None:
 
     So a factor that differs between runs shows at the stage that applies it, not at every rung before.
     """
+    if kind != Kind.CLIPPED_GRAD and pair.is_unscaled(kind):
+        return 1.0
     raw = pair.raw_factor.get(kind)
     if raw is None or not math.isclose(raw, 1.0, rel_tol=WEIGHT_TOLERANCE):
         return None
@@ -383,6 +385,9 @@ def _plan_clipped(name: str, previous: Slot, pair: StepPair, plan: StepPlan) -> 
     before = window_slot(Kind.CLIPPED_GRAD, name, "before")
     if a.before_clip(name) or b.before_clip(name):
         items = _some(a.unclipped(name)), _some(b.unclipped(name))
+        if sum(bool(final_events(g.view)) for g in (a, b)) == 1:
+            # where only one run is seen to clip, the other's gradient may have been clipped by its own code
+            parents.append((None, window_slot(Kind.CLIPPED_GRAD, CLIP, "total_norm")))
         load = _canonical_loader(Kind.CLIPPED_GRAD, name, pair)
         plan.comparisons.append(
             Comparison(
