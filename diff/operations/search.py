@@ -219,6 +219,9 @@ class Search:
             return None if op_a.packet != op_b.packet else Found("value", op_a, op_b, verdict)
         bad = [number for number, found in enumerate(given) if found.status != "agrees"]
         if not bad:
+            alone = self.a.of_one_rank(op_a), self.b.of_one_rank(op_b)
+            if any(alone):
+                return Found("one-sided", *alone, verdict, (op_a, op_b))
             if not verdict.certain and not self._same_way(op_a, given):
                 self.unmet.append((op_b, "in no way of putting the ranks' parts together"))
                 return None

@@ -66,6 +66,17 @@ class Side:
         """Return the operation that made a tensor, None for what came from outside of the call."""
         return self.base.by_reference.get(given.reference)
 
+    def of_one_rank(self, operation: Operation) -> Operation | None:
+        """Return what made a tensor that one rank was given here, an operation that the first has not."""
+        for call, theirs in zip(self._calls[1:], self._theirs, strict=True):
+            shared = {one.number for one in theirs.values()}
+            own = theirs.get(operation.number)
+            made = (call.by_reference.get(given.reference) for given in (own.given if own else ()))
+            alone = next((one for one in made if one is not None and one.number not in shared), None)
+            if alone is not None:
+                return alone
+        return None
+
     def _each(self, operation: Operation) -> list[tuple[Call, Operation]]:
         found = [(self.base, operation)]
         for call, theirs in zip(self._calls[1:], self._theirs, strict=True):
