@@ -27,8 +27,9 @@ def position(case: Case) -> Sequence[Proposal]:
     if per_microbatch is not None:
         mistaken, words = per_microbatch
         text = f"the scheduler is stepped once per microbatch: {_pairs_text(left, right)}"
-        moved = float(left[-1] - left[0])
-        number = float((right[-1] - right[0]) / moved) if moved else float(right[0] - left[0])
+        since = max(int(np.argmax(left != right)) - 1, 0)
+        moved = float(left[-1] - left[since])
+        number = float((right[-1] - right[since]) / moved) if moved else float(right[0] - left[0])
         evidence = _lr_evidence(case)
         return (Proposal("schedule.position", text, [mistaken], [right], [left], number, words, evidence),)
     begins = int(np.argmax(left != right))  # before it both stand alike
@@ -43,7 +44,8 @@ def position(case: Case) -> Sequence[Proposal]:
 def _per_microbatch(case: Case, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, str] | None:
     """Return where b would stand if it moved on with each microbatch where a does once per window.
 
-    Windows may have different numbers of microbatches; b may move before the update of its window or after.
+    Windows may have different numbers of microbatches; b may move before the update of its window or after,
+    and may begin to move so in any window.
     None where no such count explains it.
     """
     counts = [b.last_microbatch() + 1 for (_, b), p in zip(case.views(), _positions(case), strict=True) if p]
@@ -57,6 +59,14 @@ def _per_microbatch(case: Case, left: np.ndarray, right: np.ndarray) -> tuple[np
         mistaken = left[0] * counts[0] + shift + passed
         if 0 <= shift <= counts[0] and np.array_equal(mistaken, right):
             return mistaken, words
+    begins = int(np.argmax(left != right))
+    if begins < 1 or begins == len(left) - 1:  # one position alone is off by a constant as well
+        return None
+    for of_window in (np.array(counts), np.array([0, *counts[:-1]])):
+        own = np.where(np.arange(len(left)) < begins, 1, of_window)
+        mistaken = left[0] + np.cumsum(moves * own)
+        if np.array_equal(mistaken, right):
+            return mistaken, f"{words}, from where the runs part"
     return None
 
 

@@ -41,6 +41,18 @@ def meddling(how: Callable[[State], None]) -> type[AfterForward]:
     return type("Meddling", (AfterForward,), {"meddle": staticmethod(how)})
 
 
+def test_a_scheduler_that_begins_to_be_stepped_per_microbatch(judge: Judge) -> None:
+    class Slipping(Program):
+        def position(self, step: int) -> int:
+            return step if step < 2 else 2 * step - 1  # 0, 1, 3, 5, 7
+
+    result = judge(Program(steps=5, accumulate=2), Slipping(steps=5, accumulate=2))
+    assert place(result)[:4] == (2, None, "schedule", "scheduler.0")
+    assert codes(result)[0] == "schedule.position"
+    assert "once per microbatch" in result.causes[0].text
+    assert result.causes[0].number == 2
+
+
 @pytest.mark.parametrize("layout", [{"accumulate": 2}, {"ranks": 2, "accumulate": 2}], ids=str)
 def test_a_scheduler_stepped_per_microbatch_is_named_with_the_count(
     judge: Judge, layout: dict[str, int]
