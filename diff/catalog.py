@@ -11,11 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from tensortrace.diff.cells import SAMPLE_KINDS, Cells, find_cells
+from tensortrace.diff.forerunners import steps_of_passes
 from tensortrace.diff.logical import Logical, Member, Placer, Source, Together
 from tensortrace.diff.losses import Names, one_name, under_name
 from tensortrace.diff.masters import COPY, named_as_copies
 from tensortrace.diff.relaid import RelaidTrace
 from tensortrace.diff.ties import Ties, renamed, tied
+from tensortrace.diff.unused import without_unused
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.selection import Selection
@@ -186,20 +188,29 @@ class Catalog:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self._by_step: dict[int, list[tuple[RankTrace, Entry]]] = defaultdict(list)
-        called = named_as_copies(trace.ranks)
+        called, in_own_step = named_as_copies(trace.ranks), steps_of_passes(trace.ranks)
         for source in trace.ranks:
             for entry in source.entries:
-                known = called(source.rank, entry) if called else entry
-                self._by_step[entry.step].append((source, known))
+                known = in_own_step(source.rank, called(source.rank, entry) if called else entry)
+                self._by_step[known.step].append((source, known))
         self._placer = _placer(trace)
         self._ties: Ties = {}
         self._losses: Names = {}
 
     @staticmethod
-    def tie(a: Catalog, b: Catalog) -> None:
-        """Let what the runs have under several names meet under one: tied parameters, a loss by hand."""
+    def tie(a: Catalog, b: Catalog) -> tuple[str, ...]:
+        """Let what the runs have under several names meet under one: tied parameters, a loss by hand.
+
+        Losses that one run alone computes, and no gradient comes through, are left out; return notes of them.
+        """
+        kept_a, kept_b, notes = without_unused(list(a._ranked()), list(b._ranked()))
+        for side, kept in ((a, kept_a), (b, kept_b)) if notes else ():
+            for step, held in side._by_step.items():
+                found = ((source, kept(source.rank, entry)) for source, entry in held)
+                side._by_step[step] = [(source, entry) for source, entry in found if entry is not None]
         a._ties, b._ties = tied(a._ranked(), b._ranked())
         a._losses, b._losses = one_name(*((entry for _, entry in side._ranked()) for side in (a, b)))
+        return notes
 
     def _ranked(self) -> Iterator[tuple[int, Entry]]:
         return ((source.rank, entry) for held in self._by_step.values() for source, entry in held)

@@ -79,11 +79,11 @@ def compare(
         floors, of_floors = _floors(trace_a, options)
         execution = Execution(exact=options.policy == "exact", floors=floors, ledger=Ledger(rules))
         left, right = Catalog(trace_a), Catalog(trace_b)
-        Catalog.tie(left, right)
+        of_losses = Catalog.tie(left, right)
         execution.unrecorded = lambda outcome: unrecorded(outcome, execution, left, right)
         alignment = align_steps(left, right, options.align)
         notes = [*_torn(opened_a), *_torn(opened_b), *alignment.notes]
-        notes += [*start_notes(trace_a, trace_b), *notes_a, *notes_b]
+        notes += [*start_notes(trace_a, trace_b), *notes_a, *notes_b, *of_losses]
         notes += _precision_notes(trace_a, trace_b)
         notes += _execute(execution, left, right, alignment, options, progress)
         notes += of_floors

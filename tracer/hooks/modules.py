@@ -24,7 +24,7 @@ from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.hooks.walk import tensors_of_call, tensors_of_result
 from tensortrace.tracer.placements import Place, in_use, is_dtensor, is_own_input, own_class
-from tensortrace.tracer.types import COMPILED, COUPLES_ROWS, ROOT, Kind, Meta
+from tensortrace.tracer.types import COMPILED, COUPLES_ROWS, INIT_STEP, ROOT, Kind, Meta
 
 
 class Frame:
@@ -155,6 +155,8 @@ class Modules:
             self._see_own_outputs()
         if opens_root:
             session.clock.root_began(inside_optimizer=inside_optimizer())
+            if session.clock.step == INIT_STEP and not session.clock.grad_enabled():
+                session.prelude.pass_began(module, session.optimizers)
         frame.at = session.clock.forward_moment()
         if frame.records:
             self._record_inputs(module, frame, args, kwargs, is_root=is_root)
@@ -231,6 +233,7 @@ class Modules:
             top = stack.pop()
             if top.opens_root:
                 self._session.clock.root_ended()
+                self._session.prelude.pass_ended()
             if top is frame:
                 return
 

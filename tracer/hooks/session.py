@@ -12,11 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tensortrace.tracer import mesh as meshes
+from tensortrace.tracer.hooks import prelude
 from tensortrace.tracer.hooks.clock import Clock, Moment
 from tensortrace.tracer.hooks.flats import Flats, Own
 from tensortrace.tracer.hooks.names import Names
 from tensortrace.tracer.hooks.order import Order
 from tensortrace.tracer.hooks.patches import Patches
+from tensortrace.tracer.hooks.prelude import Held, Prelude
 from tensortrace.tracer.hooks.producers import Producers
 from tensortrace.tracer.hooks.sink import Sink
 from tensortrace.tracer.placements import (
@@ -27,7 +29,7 @@ from tensortrace.tracer.placements import (
     split,
     wrapper_of,
 )
-from tensortrace.tracer.types import Kind, Mesh, Meta, Shard
+from tensortrace.tracer.types import INIT_STEP, Kind, Mesh, Meta, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,10 @@ class Session:
         self._layouts: dict[int, tuple[weakref.ref[object], Layout]] = {}
         self._sample_layout: Layout | None = None
         self.meshes: dict[str, Mesh] = {}
+        self.prelude = Prelude(self._write_held)
         self.clock.on_divide.append(self.producers.turn)
         self.clock.on_open.append(self.producers.turn)
+        self.clock.on_open.append(self.prelude.release)
 
     def emit(
         self,
@@ -100,9 +104,15 @@ class Session:
         tensor belongs to, if any; ``spec`` the place of a plain tensor that is part of a DTensor; ``shard``
         is what the program itself says.
         """
+        if at.step == INIT_STEP and kind in prelude.KINDS and self.prelude.holding:
+            if not self.wants(kind, name, at._replace(step=0)):
+                return None
+            return self.prelude.hold(
+                tensor, kind, name, slot, producers=producers, meta=meta, spec=spec, shard=shard
+            )
         if not self.wants(kind, name, at, parameter):
             return None
-        event = None
+        event, producers = None, self.prelude.resolve(producers)
         for own in self._owned(tensor, kind, name, slot, parameter, spec, shard):
             event = self.sink.emit(
                 own.tensor,
@@ -118,6 +128,15 @@ class Session:
                 meta=meta,
             )
         return event
+
+    def _write_held(self, held: Held) -> int | None:
+        """Record what was kept of a pass before the first window, as an eval pass of it."""
+        at = self.clock.window()
+        call = self.clock.take(at, held.kind, held.name, held.slot)
+        return self.emit(
+            held.tensor(), at, held.kind, held.name, held.slot,
+            call=call.number, producers=held.producers, meta=held.meta, spec=held.spec, shard=held.shard,
+        )  # fmt: skip
 
     def wants(self, kind: Kind, name: str, at: Moment, parameter: torch.Tensor | None = None) -> bool:
         """Tell whether the boundary is selected; of a flat parameter, that of any parameter in it."""

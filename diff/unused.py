@@ -1,0 +1,96 @@
+"""Calls of loss functions that took no part in an objective: no gradient came through them.
+
+Programs compute losses to log them. Where one run does so and the other does not, there is nothing to
+compare. A term of the objective that one run has lost is not of this kind: the other's has a token weight.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from tensortrace.diff.losses import FAMILIES
+from tensortrace.tracer.types import Entry, Kind
+
+_Pass = tuple[int, int, int | None]
+_Ranked = tuple[int, Entry]
+Kept = Callable[[int, Entry], Entry | None]
+"""Returns an entry of a rank under its call's number among those that count; None for one that doesn't."""
+
+
+@dataclass
+class _Calls:
+    """One run's calls by (rank, step, microbatch) and function; those that have a weight are ``used``."""
+
+    made: dict[tuple[_Pass, str], set[int]]
+    used: dict[tuple[_Pass, str], set[int]]
+
+    def most(self, *, used: bool) -> Counter[str]:
+        """Return how many calls of each family any pass of training has."""
+        found: Counter[str] = Counter()
+        by_pass: Counter[tuple[_Pass, str]] = Counter()
+        for (at, name), calls in (self.used if used else self.made).items():
+            if at[2] is not None:
+                by_pass[at, _family(name)] += len(calls)
+        for (_, family), count in by_pass.items():
+            found[family] = max(found[family], count)
+        return found
+
+    def evaluated(self) -> set[str]:
+        """Return the families that are called outside of training passes."""
+        return {_family(name) for at, name in self.made if at[2] is None}
+
+
+def without_unused(a: Sequence[_Ranked], b: Sequence[_Ranked]) -> tuple[Kept, Kept, tuple[str, ...]]:
+    """Return for each run which entries of losses count, and notes of what does not."""
+    runs = (_calls(a), _calls(b))
+    used, made = ([run.most(used=which) for run in runs] for which in (True, False))
+    only = runs[0].evaluated() ^ runs[1].evaluated()
+    logged = {
+        family
+        for family in {*made[0], *made[1]}
+        if used[0][family] == used[1][family] and made[0][family] != made[1][family]
+    }
+    notes = [f"one run alone computes {name} without gradients: not compared" for name in sorted(only)]
+    notes += [
+        f"one run calls {name} more often, and no gradient comes through those calls: they are not compared"
+        for name in sorted(logged)
+    ]
+    keep_a, keep_b = (_keeping(run, logged, only) for run in runs)
+    return keep_a, keep_b, tuple(notes)
+
+
+def _keeping(run: _Calls, logged: set[str], only: set[str]) -> Kept:
+    trained = {at for at, _ in run.used}
+    numbers = {key: {call: n for n, call in enumerate(sorted(calls))} for key, calls in run.used.items()}
+
+    def keep(rank: int, entry: Entry) -> Entry | None:
+        if entry.kind != Kind.LOSS or entry.name == "backward":
+            return entry
+        at, family = (rank, entry.step, entry.microbatch), _family(entry.name)
+        if entry.microbatch is None:
+            return None if family in only else entry
+        if family not in logged or at not in trained:
+            return entry
+        number = numbers.get((at, entry.name), {}).get(entry.call)
+        return None if number is None else replace(entry, call=number)
+
+    return keep
+
+
+def _calls(entries: Iterable[_Ranked]) -> _Calls:
+    found = _Calls(defaultdict(set), defaultdict(set))
+    for rank, entry in entries:
+        if entry.kind == Kind.LOSS and entry.name != "backward":
+            key = ((rank, entry.step, entry.microbatch), entry.name)
+            found.made[key].add(entry.call)
+            if entry.slot == "weight":
+                found.used[key].add(entry.call)
+    return found
+
+
+def _family(name: str) -> str:
+    return next((min(family) for family in FAMILIES if name in family), name)
