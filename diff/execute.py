@@ -25,6 +25,7 @@ from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps, is_early
 from tensortrace.diff.result import Judgement, Metrics
+from tensortrace.diff.silent import without_shift
 from tensortrace.diff.stream import Streamed, block_of
 from tensortrace.diff.tolerance import (
     Error,
@@ -59,6 +60,9 @@ UNSEEN_LATER = 0.01
 
 BLIND = 2.0
 """Times what round-off allows from which on a gradient is held against its own run's rung before as well."""
+
+SHIFTED = 4.0
+"""Times what it inherits by which a boundary may be shifted: scores are smaller than what they sum."""
 
 _INHERITED = "what it was computed from was not recorded: differences up to"
 
@@ -261,10 +265,14 @@ class Execution:
             # what follows computes with the result, not with its terms
             noted = dataclasses.replace(measured, peak=measure_peak(loaded.blocks(), metrics, 0.0), terms=0.0)
         self.known.note(node, noted, loaded)
+        if node.slot.kind == Kind.LOCAL_GRAD:
+            self.known.note_gradient(node, measured, loaded, eps)
         judgement, origin = self._judge(node, entry, measured, eps)
         broken = entry.rung() if entry.rung and self._is_blind(node, judgement, measured, eps) else None
         if broken is not None:
             loaded, metrics, judgement, origin = broken.loaded, broken.metrics, broken.judgement, "own"
+        if origin == "unknown" and not entry.exact and not self.exact:
+            judgement = self._but_for_silent(node, entry, loaded, measured, judgement, eps)
         if judgement.ratio > 1 and origin == "unknown" and entry.quiet and isinstance(loaded, Assembled):
             judgement = self._without_noise(node, entry, loaded, eps) or judgement
         self.judged.append((node, judgement))
@@ -333,6 +341,32 @@ class Execution:
         peak = measure_peak(loaded.blocks(), metrics, terms)
         coherence = measure_coherence(loaded.shape, loaded.blocks(), metrics.projection, eps)
         return Measured(metrics, peak, terms, self.known.length(node), coherence)
+
+    def _but_for_silent(
+        self, node: Node, entry: Comparison, loaded: Assembled | Streamed, measured: Measured,
+        whole: Judgement, eps: float,
+    ) -> Judgement:  # fmt: skip
+        """Judge as if the parameters without effect agreed; ``whole`` is the judgement of all that differs.
+
+        What lies before the point where their effect is lost differs by a shift: it is judged without.
+        """
+        effective = self.known.effective(node, measured.size)
+        if effective is None or whole.ratio > SHIFTED or not isinstance(loaded, Assembled):
+            return whole
+        agreeing = [e for e in effective if not e.diverges]
+        noise, floor = self._noise(node, entry), self.floors.get(node)
+        judgement = judge_model(measured, eps, agreeing, noise=noise, floor=floor)
+        if judgement.ratio <= 1:
+            return judgement
+        quiet = without_shift(loaded)
+        if quiet is None:
+            return whole if whole.ratio > 1 else judgement
+        metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=eps)
+        left = self._measured(node, quiet, metrics, measured.terms, eps)
+        judgement = judge_model(left, eps, agreeing, noise=noise, floor=floor)
+        if judgement.ratio <= 1:
+            self.known.note_without(node, quiet, measured)
+        return whole if judgement.ratio > 1 and whole.ratio > 1 else judgement
 
     def _without_noise(
         self, node: Node, entry: Comparison, loaded: Assembled, eps: float

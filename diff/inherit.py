@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.causality import Graph, Node
-from tensortrace.diff.compare import is_exact, summed_error
+from tensortrace.diff.compare import EPS, is_exact, measure_blocks, summed_error
 from tensortrace.diff.plan.comparison import Comparison, StepPair
 from tensortrace.diff.plan.condition import Reach, centred, terms_in_sum
+from tensortrace.diff.silent import Aside, both_silent, silent_elements, without_silent
 from tensortrace.diff.stream import Streamed
-from tensortrace.diff.tolerance import Error, Measured, inherited
+from tensortrace.diff.tolerance import Error, Measured, inherited, measure_peak
 from tensortrace.tracer.types import Kind
 
 LINEAR = 0.01
@@ -23,7 +24,8 @@ LINEAR = 0.01
 class Known:
     """Errors and sizes of the boundaries compared so far, over the causal graph.
 
-    ``row_norms`` are norms of a typical row; ``centred`` says by how much a normalisation amplifies.
+    ``row_norms`` are norms of a typical row; ``centred`` says by how much a normalisation amplifies;
+    ``silent`` are elements of parameters, by name, that have had no effect in any step so far.
     """
 
     graph: Graph = field(default_factory=Graph)
@@ -31,6 +33,7 @@ class Known:
     shapes: dict[Node, tuple[int, ...]] = field(default_factory=dict)
     row_norms: dict[Node, float] = field(default_factory=dict)
     centred: dict[Node, float] = field(default_factory=dict)
+    silent: dict[str, Aside | None] = field(default_factory=dict)
 
     # --- what is noted ---------------------------------------------------------------------------
 
@@ -50,9 +53,33 @@ class Known:
         self.errors[node] = Error(
             measured.error, measured.peak, measured.size, together=together, coherent=measured.coherent
         )
+        if node.slot.kind == Kind.PARAM:
+            self._set_aside(node, measured, loaded)
         if node.slot.kind == Kind.ACTIVATION and isinstance(loaded, Assembled):
             self.centred[node] = centred(loaded.a)
         self._note_shape(node, loaded.shape, metrics.norm_a or 0.0, lookup=loaded.exact)
+
+    def note_gradient(self, node: Node, measured: Measured, loaded: Assembled | Streamed, eps: float) -> None:
+        """Note which elements of a parameter have no effect, as far as the gradients of a step tell."""
+        name, now = node.slot.name, None
+        if isinstance(loaded, Assembled) and node.slot.slot == "grad":
+            now = silent_elements(loaded.a, loaded.b, measured.size, eps)
+        self.silent[name] = both_silent(self.silent.get(name, now), now)
+
+    def _set_aside(self, node: Node, measured: Measured, loaded: Assembled | Streamed) -> None:
+        aside = self.silent.get(node.slot.name)
+        quiet = without_silent(loaded, aside) if isinstance(loaded, Assembled) else None
+        if quiet is None or aside is None:
+            return
+        self.note_without(node, quiet, measured, aside.leak)
+
+    def note_without(self, node: Node, quiet: Assembled, measured: Measured, leak: float = 0.0) -> None:
+        """Note what of a boundary's error has an effect; so much of what was set aside may ``leak``."""
+        metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=EPS["float64"])
+        own = Measured(metrics, measure_peak(quiet.blocks(), metrics, measured.terms), measured.terms)
+        whole = self.errors[node]
+        rel, peak = own.error + leak * whole.rel, own.peak + leak * whole.peak
+        self.errors[node] = replace(whole, without=Error(rel, peak, whole.norm, coherent=rel))
 
     def note_unjudged(self, node: Node) -> None:
         """Let what a boundary that could not be judged was computed from speak for it to its children."""
@@ -71,6 +98,19 @@ class Known:
     def of_parents(self, node: Node) -> list[Error]:
         """Return the errors of what a boundary was computed from, as they are."""
         return [self.errors[p] for p in self.graph.parents(node) if p in self.errors]
+
+    def effective(self, node: Node, size: float) -> list[Error] | None:
+        """Return what a boundary inherits but for what is silent; None where nothing is, or it may tell.
+
+        Updates read their parameters whole, and evaluations what was averaged in training.
+        """
+        kinds = (Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD, Kind.LOSS)
+        if node.slot.kind not in kinds or node.slot.phase == "eval":
+            return None
+        found = self.inherits(node, size)
+        if all(error.without is None for error in found):
+            return None
+        return [error.without or error for error in found]
 
     def inherits(self, node: Node, size: float) -> list[Error]:
         """Return what a boundary of norm ``size`` inherits of each thing that it was computed from."""

@@ -70,7 +70,8 @@ class Error:
     ``together`` is the norm of the error summed over rows, relative to the same: no more than the L2 error
     where rows err by chance, up to √rows times that where an error of a parameter moves them all alike.
     ``coherent`` is the common factor that the error is, with what it may be by chance; all of the error
-    where nobody measured it.
+    where nobody measured it. ``without`` is what has an effect of it, where parts are silent: without key
+    biases and what shifts by them.
     """
 
     rel: float = 0.0
@@ -79,6 +80,7 @@ class Error:
     diverges: bool = False
     together: float = 0.0
     coherent: float | None = None
+    without: Error | None = None
 
     @property
     def factor(self) -> float:
@@ -87,7 +89,8 @@ class Error:
 
     def of_sum(self) -> Error:
         """Return what a sum over the rows inherits."""
-        return replace(self, rel=max(self.rel, self.together))
+        without = self.without and self.without.of_sum()
+        return replace(self, rel=max(self.rel, self.together), without=without)
 
     def times(self, factor: float) -> Error:
         """Return what is inherited through an operation that amplifies by so much."""
@@ -95,7 +98,7 @@ class Error:
             return self
         return replace(
             self, rel=self.rel * factor, peak=self.peak * factor, together=self.together * factor,
-            coherent=self.factor * factor,
+            coherent=self.factor * factor, without=self.without and self.without.times(factor),
         )  # fmt: skip
 
     def as_factor(self) -> Error:
