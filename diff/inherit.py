@@ -107,10 +107,9 @@ class Known:
         kinds = (Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD, Kind.LOSS)
         if node.slot.kind not in kinds or node.slot.phase == "eval":
             return None
-        found = self.inherits(node, size)
-        if all(error.without is None for error in found):
+        if all(error.without is None for error in self.of_parents(node)):
             return None
-        return [error.without or error for error in found]
+        return [error.without or error for error in self.inherits(node, size)]
 
     def inherits(self, node: Node, size: float) -> list[Error]:
         """Return what a boundary of norm ``size`` inherits of each thing that it was computed from."""

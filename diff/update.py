@@ -3,8 +3,8 @@
 Formulas: SGD with momentum as in Sutskever et al. 2013 in the form that torch documents; Adam and Adamax
 from Kingma & Ba 2015 (Algorithms 1 and 2; AMSGrad from Reddi et al. 2018); decoupled decay from Loshchilov &
 Hutter 2019; NAdam from Dozat 2016; RAdam from Liu et al. 2020; RMSprop from Tieleman & Hinton 2012, centered
-as in Graves 2013; Adagrad from Duchi et al. 2011; Adadelta from Zeiler 2012. Where torch documents another
-form of one, it is torch's.
+as in Graves 2013; Adagrad from Duchi et al. 2011; Adadelta from Zeiler 2012; the momentum of Muon from Jordan
+et al. 2024. Where torch documents another form of one, it is torch's.
 """
 
 from __future__ import annotations
@@ -284,6 +284,18 @@ class _RAdam(_Scaled):
         return np.asarray(self._kept(x) - x.hypers["lr"] * change)
 
 
+class _Muon(_Scaled):
+    """What Muon keeps; what it makes of that is bfloat16 inside, and no formula's."""
+
+    def state(self, x: UpdateInputs, slot: str) -> np.ndarray | None:
+        if slot != "momentum_buffer":
+            return None
+        return self._average(x, slot, x.hypers["momentum"], x.gradient)
+
+    def param(self, x: UpdateInputs) -> np.ndarray | None:
+        return None
+
+
 class _Family(Protocol):
     def state(self, x: UpdateInputs, slot: str) -> np.ndarray | None: ...
 
@@ -298,6 +310,7 @@ _FAMILIES: dict[str, tuple[_Family, frozenset[str]]] = {
     "Adagrad": (_Adagrad(), frozenset({"lr", "eps"})),
     "Adadelta": (_Adadelta(), frozenset({"lr", "rho", "eps"})),
     "Adamax": (_Adamax(), frozenset({"lr", "betas.0", "betas.1", "eps"})),
+    "Muon": (_Muon(), frozenset({"lr", "momentum", "ns_coefficients.0"})),
     "NAdam": (_NAdam(), frozenset({"lr", "betas.0", "betas.1", "eps", "momentum_decay"})),
     "RAdam": (_RAdam(), frozenset({"lr", "betas.0", "betas.1", "eps"})),
 }

@@ -78,3 +78,12 @@ def test_a_parameter_that_is_a_number_comes_in_blocks_of_one() -> None:
     inputs = UpdateInputs("Adam", one * 2.0, one, {}, state, hypers)
     # both moments are unbiased to 1: the step is the whole rate
     assert predict_param(inputs) == pytest.approx(1.5)
+
+
+def test_the_momentum_of_muon_is_an_average_and_its_update_no_formula() -> None:
+    # 0.95 · 2 + 0.05 · (−6) = 1.6
+    before, hypers = {"momentum_buffer": np.array([[2.0]])}, {"lr": 0.1, "momentum": 0.95}
+    hypers["ns_coefficients.0"] = 3.4445
+    inputs = UpdateInputs("Muon", np.ones((1, 1)), np.array([[-6.0]]), before, before, hypers)
+    np.testing.assert_allclose(predict_state(inputs, "momentum_buffer"), [[1.6]], rtol=1e-13)
+    assert predict_param(inputs) is None
