@@ -46,6 +46,12 @@ def holders(entry: Comparison, side: Literal["a", "b"] = "b") -> list[int]:
 
 
 def compute_eps(view: StepView) -> float:
-    """Return the spacing of the coarsest dtype in which the step's modules computed."""
-    found = (coarser_eps(items) for _, items in view.find(Kind.ACTIVATION, phase="train"))
+    """Return the spacing of the coarsest dtype in which the step's modules computed.
+
+    Where nothing of them was recorded losses tell: of what a loss returned, its sum is kept in float64.
+    """
+    found = [coarser_eps(items) for _, items in view.find(Kind.ACTIVATION, phase="train")]
+    if not found:
+        losses = view.find(Kind.LOSS, phase="train")
+        found = [coarser_eps(items) for slot, items in losses if slot.slot == "value"]
     return max(found, default=0.0)

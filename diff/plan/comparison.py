@@ -268,7 +268,10 @@ class StepPair:
     @cached_property
     def same_scheme(self) -> bool:
         """Tell whether both runs split the batch alike and have the same gradient rungs."""
-        return self.batch_a.extents.keys() == self.batch_b.extents.keys() and _rungs(self.a) == _rungs(self.b)
+        parts = [batch.extents.keys() for batch in self.batches]
+        if not any(parts):  # no pass was recorded: local gradients tell who had a part of the batch
+            parts = [_holders_of_gradients(view).keys() for view in (self.a, self.b)]
+        return parts[0] == parts[1] and _rungs(self.a) == _rungs(self.b)
 
     @cached_property
     def raw_factor(self) -> dict[Kind, float | None]:
@@ -336,6 +339,11 @@ class StepPair:
 def _rungs(view: StepView) -> set[Kind]:
     rungs = {Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD}
     return {slot.kind for slot in view.items if slot.kind in rungs}
+
+
+def _holders_of_gradients(view: StepView) -> dict[tuple[int, int | None], None]:
+    found = (i for s, items in view.find(Kind.LOCAL_GRAD) if s.slot == "grad" for i in items)
+    return {(item.cell, item.entry.microbatch): None for item in found}
 
 
 def coarser_eps(items: Sequence[Item]) -> float:

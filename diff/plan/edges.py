@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tensortrace.diff.catalog import Slot, StepView
+from tensortrace.diff.catalog import Slot, StepView, enclosing
 from tensortrace.diff.masters import COPY
 from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.diff.plan.evaluations import settings
@@ -23,8 +23,8 @@ class Edges:
 
     def __init__(self, pair: StepPair) -> None:
         self.pair = pair
-        self.states = _states_by_module((pair.before_a, pair.before_b), "model")
-        self.copies = _states_by_module((pair.a, pair.b), COPY)
+        self.states = states_by_module(pair)
+        self.copies = _by_module(pair, (pair.a, pair.b), COPY)
         self.producers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
         self.consumers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
         self.calls: dict[tuple[str, str, int, int | None], list[Slot]] = defaultdict(list)
@@ -192,12 +192,33 @@ def merged(slot: Slot) -> Slot:
     return slot._replace(call=0) if slot.kind == Kind.LOSS and slot.slot in SUMMED else slot
 
 
-def _states_by_module(views: tuple[StepView, StepView], name_of_slot: str) -> dict[str, list[Ref]]:
-    """Return per module the parameters and buffers that it owns directly."""
+def states_by_module(pair: StepPair) -> dict[str, list[Ref]]:
+    """Return per module the parameters and buffers that it computes with, as the step before left them."""
+    return _by_module(pair, (pair.before_a, pair.before_b), "model")
+
+
+def _by_module(pair: StepPair, views: tuple[StepView, StepView], slot_of: str) -> dict[str, list[Ref]]:
+    """Return the parameters of each module and of those inside it that are never called themselves."""
+    called = {slot.name for view in (pair.a, pair.b) for slot, _ in view.find(Kind.ACTIVATION)}
     owned: dict[str, dict[Ref, None]] = defaultdict(dict)
     for view in views:
         for slot, items in view.items.items():
-            if slot.kind in (Kind.PARAM, Kind.BUFFER) and slot.slot == name_of_slot:
+            if slot.kind in (Kind.PARAM, Kind.BUFFER) and slot.slot == slot_of:
                 for name in {slot.name, *(n for i in items for n in i.entry.meta.aliases)}:
-                    owned[name.rpartition(".")[0] or ROOT][(None, slot._replace(call=0))] = None
+                    owner = name.rpartition(".")[0] or ROOT
+                    around = (o for o in enclosing(owner) if o in called) if owner != ROOT else iter(())
+                    user = owner if owner in called else next(around, owner)
+                    owned[user][(None, slot._replace(call=0))] = None
     return {module: list(refs) for module, refs in owned.items()}
+
+
+def read_by_gradient(module: str, states: dict[str, list[Ref]]) -> list[Ref]:
+    """Return the parameters of a module that the gradient of one of them depends on.
+
+    None where its result is linear in them, as that of a layer of a ``weight`` and a ``bias``: it is what an
+    attention or a recurrent layer, which has several, does within.
+    """
+    refs = states.get(module, [])
+    prefix = "" if module == ROOT else f"{module}."
+    layer = {f"{prefix}weight", f"{prefix}bias"}
+    return [] if all(slot.name in layer for _, slot in refs if slot.kind == Kind.PARAM) else refs

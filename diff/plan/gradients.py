@@ -12,6 +12,7 @@ from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.consumers import Ref, consumers
+from tensortrace.diff.plan.edges import read_by_gradient, states_by_module
 from tensortrace.diff.plan.evaluations import AMPLIFIED
 from tensortrace.diff.plan.ladder import own_rung
 from tensortrace.diff.plan.passes import fitted_scale
@@ -25,6 +26,10 @@ from tensortrace.tracer.types import Kind
 UP_TO_A_FACTOR = (
     "parameters are updated by the program itself: what scales gradients after their reduction is not seen, "
     "so reduced gradients are compared up to one factor, and the updates as they are"
+)
+UNWEIGHED = (
+    "the runs split the batch differently and no token weights were recorded: "
+    "local gradients are compared up to one factor"
 )
 _RUNGS = (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD)
 _EVENT_SLOTS = ("total_norm", "max_norm", "norm_type", "coefficient")
@@ -41,6 +46,10 @@ def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
     if pair.by_program:
         plan.notes.append(UP_TO_A_FACTOR)
     names = sorted({*pair.gradients_a.names, *pair.gradients_b.names})
+    split = not pair.same_scheme and any(pair.gradients_a.local_items(name) for name in names)
+    if split and not (pair.weights_a.weight or pair.weights_b.weight):
+        plan.notes.append(UNWEIGHED)
+    states = states_by_module(pair)
     _plan_clip_events(pair, plan)
     for name in names:
         has_a, has_b = name in pair.gradients_a.names, name in pair.gradients_b.names
@@ -48,7 +57,7 @@ def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
             _plan_missing_param(name, "a" if has_a else "b", pair, plan)
             continue
         _plan_start(name, pair, plan)
-        _plan_local(name, pair, plan)
+        _plan_local(name, pair, plan, states)
         previous = _plan_hooked(name, pair, plan)
         for kind in _RUNGS:
             previous = _plan_rung(kind, name, previous, pair, plan)
@@ -213,7 +222,7 @@ def _plan_start(name: str, pair: StepPair, plan: StepPlan) -> None:
     plan.comparisons.append(Comparison(slot, None, load, a, b, (), earlier))
 
 
-def _plan_local(name: str, pair: StepPair, plan: StepPlan) -> None:
+def _plan_local(name: str, pair: StepPair, plan: StepPlan, states: dict[str, list[Ref]]) -> None:
     a, b = (tuple(g.local_items(name)) for g in (pair.gradients_a, pair.gradients_b))
     outs, ins = consumers(name, pair)
     slot = window_slot(Kind.LOCAL_GRAD, name, "grad")
@@ -229,7 +238,11 @@ def _plan_local(name: str, pair: StepPair, plan: StepPlan) -> None:
             raise NotComparable("local gradients were recorded only as window sums")
         return paired(x, y)
 
-    plan.comparisons.append(Comparison(slot, None, load, a, b, parents, magnitude_of=(*outs, *ins)))
+    users = dict.fromkeys(ref[1].name for ref in outs)
+    read = dict.fromkeys(ref for user in users for ref in read_by_gradient(user, states))
+    plan.comparisons.append(
+        Comparison(slot, None, load, a, b, parents, tuple(read), magnitude_of=(*outs, *ins))
+    )
 
 
 def _plan_hooked(name: str, pair: StepPair, plan: StepPlan) -> Slot:
