@@ -268,10 +268,10 @@ class StepPair:
     @cached_property
     def same_scheme(self) -> bool:
         """Tell whether both runs split the batch alike and have the same gradient rungs."""
-        parts = [batch.extents.keys() for batch in self.batches]
-        if not any(parts):  # no pass was recorded: local gradients tell who had a part of the batch
-            parts = [_holders_of_gradients(view).keys() for view in (self.a, self.b)]
-        return parts[0] == parts[1] and _rungs(self.a) == _rungs(self.b)
+        same = self.batch_a.extents.keys() == self.batch_b.extents.keys()
+        if not (self.batch_a.extents or self.batch_b.extents):
+            same = _parts_of_gradients(self.a) == _parts_of_gradients(self.b)  # no pass was recorded
+        return same and _rungs(self.a) == _rungs(self.b)
 
     @cached_property
     def raw_factor(self) -> dict[Kind, float | None]:
@@ -341,9 +341,9 @@ def _rungs(view: StepView) -> set[Kind]:
     return {slot.kind for slot in view.items if slot.kind in rungs}
 
 
-def _holders_of_gradients(view: StepView) -> dict[tuple[int, int | None], None]:
+def _parts_of_gradients(view: StepView) -> set[tuple[int, int | None]]:
     found = (i for s, items in view.find(Kind.LOCAL_GRAD) if s.slot == "grad" for i in items)
-    return {(item.cell, item.entry.microbatch): None for item in found}
+    return {(item.cell, item.entry.microbatch) for item in found}
 
 
 def coarser_eps(items: Sequence[Item]) -> float:
