@@ -265,7 +265,7 @@ class Execution:
             # what follows computes with the result, not with its terms
             noted = dataclasses.replace(measured, peak=measure_peak(loaded.blocks(), metrics, 0.0), terms=0.0)
         self.known.note(node, noted, loaded)
-        if node.slot.kind == Kind.LOCAL_GRAD:
+        if node.slot.kind == Kind.LOCAL_GRAD and node.slot.slot == "grad":
             self.known.note_gradient(node, measured, loaded, eps)
         judgement, origin = self._judge(node, entry, measured, eps)
         broken = entry.rung() if entry.rung and self._is_blind(node, judgement, measured, eps) else None

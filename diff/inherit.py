@@ -62,7 +62,7 @@ class Known:
     def note_gradient(self, node: Node, measured: Measured, loaded: Assembled | Streamed, eps: float) -> None:
         """Note which elements of a parameter have no effect, as far as the gradients of a step tell."""
         name, now = node.slot.name, None
-        if isinstance(loaded, Assembled) and node.slot.slot == "grad":
+        if isinstance(loaded, Assembled):
             now = silent_elements(loaded.a, loaded.b, measured.size, eps)
         self.silent[name] = both_silent(self.silent.get(name, now), now)
 
