@@ -120,6 +120,7 @@ def common_factor(case: Case) -> Iterable[Proposal]:
     if slot.kind in _TENSORS and min(abs(factor), abs(factor + 1)) < _NEAR:
         return ()  # zero and the opposite sign have causes of their own
     what = "every token's weight" if slot.slot == "weight" else f"the {slot.kind} of {_count(len(left))}"
+    what = f"after tensor hooks, {what}" if slot.slot == "hooked" else what
     digits = 9 if abs(factor - 1) < 1e-5 else 6
     text = f"{what} is {factor:.{digits}g} times {case.origin.against or 'the reference'}"
     return _readings(factor, text, left, right, case)

@@ -313,8 +313,8 @@ def _some(operations: Sequence[Operation]) -> str:
 def where_to_look(origin: Outcome, offset: int) -> str | None:
     """Return the options with which to record both runs again, to see inside the module of an origin."""
     slot, step = origin.node.slot, origin.node.step
-    if slot.kind not in _LOOKED_INTO or step == INIT_STEP:
-        return None
+    if slot.kind not in _LOOKED_INTO or step == INIT_STEP or slot.slot == "hooked":
+        return None  # a tensor hook runs in no module
     given = slot.slot.startswith("in")
     outside = given if slot.kind == Kind.ACTIVATION else slot.kind == Kind.ACTIVATION_GRAD and not given
     inner = next(enclosing(slot.name), ROOT) if slot.kind == Kind.LOCAL_GRAD else slot.name
