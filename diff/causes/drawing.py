@@ -86,8 +86,18 @@ def _generator(case: Case, entry: Comparison) -> tuple[str, str]:
     alike = len(masks) > 1 and len(set(masks.values())) == 1
     if alike and (len(others) < 2 or len(set(others.values())) > 1):
         return "rng.same_on_all_ranks", f"all {len(masks)} ranks of b draw the same mask"
+    if len(masks) > 1 and _stand_alike(_states(case, of_a=False)) and not _stand_alike(_states(case, of_a=True)):
+        return "rng.same_on_all_ranks", "the generators of all ranks of b stood alike when the step began"
     elsewhere, told = _generators(case)
     return ("rng.differs" if elsewhere else "dropout.mask"), told
+
+
+def _stand_alike(states: dict[tuple[int, str], str]) -> bool:
+    """Tell whether the generators of several ranks have one state: ranks of rows of unequal length, too."""
+    ranks = {rank for rank, _ in states}
+    return len(ranks) > 1 and len({(name, state) for (_, name), state in states.items()}) == len(
+        {name for _, name in states}
+    )
 
 
 def _masks(items: Sequence[Item]) -> dict[int, bytes]:

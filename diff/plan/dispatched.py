@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from tensortrace.diff.assemble import Assembled, NotComparable
+from tensortrace.diff.assemble import Assembled, NotComparable, same_everywhere
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.dispatch import Matching, match_rows
 from tensortrace.diff.plan.comparison import StepPair
@@ -52,7 +52,9 @@ def _matchings(slot: Slot, a: Side, b: Side, pair: StepPair) -> Iterator[Matchin
     for length in range(1, len(parts) + 1):
         given = Slot(slot.phase, Kind.ACTIVATION, ".".join(parts[:length]), "in.0", slot.call)
         found_a, found_b = (_given(given, side, view) for side, view in ((a, pair.a), (b, pair.b)))
-        if found_a is not None and found_b is not None and _same_rows(found_a, found_b):
+        if found_a is None or found_b is None or not _same_rows(found_a, found_b):
+            continue
+        if not same_everywhere((*found_a.values(), *found_b.values())):  # positions are no rows of the batch
             yield match_rows(_stacked(found_a), _stacked(found_b))
 
 

@@ -312,6 +312,8 @@ def _of_other_order(
     """
     if slot.phase != "train" or all((x.part, x.number) == (y.part, y.number) for x, y in pair.pairing.pairs):
         return None
+    if len({sum(item.entry.local_shape[0] for item in side if item.entry.local_shape) for side in (a, b)}) > 1:
+        return None
     try:
         return by_dispatch(slot, a, b, pair, scale)
     except NotComparable:

@@ -10,7 +10,7 @@ import pytest
 
 from tensortrace.tracer.types import Kind, Meta
 from tests.integration.judged import Judge, assert_equivalent, codes, judge_in, place
-from tests.simulated import IGNORE, PAD, At, Documents, Part, Program
+from tests.simulated import IGNORE, PAD, WIDTH, At, Documents, Part, Program
 
 SAVED = 2
 
@@ -188,3 +188,59 @@ def test_rows_that_one_run_cuts_short_are_another_input(judge: Judge) -> None:
     result = judge(Program(), Cut())
     assert place(result)[:3] == (1, 0, "input")
     assert codes(result) == ["input.different"]
+
+
+class Positioned(Program):
+    """Adds an embedding of positions that are given with one row, for all rows of a batch."""
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        table = np.linspace(-1, 1, 9 * WIDTH, dtype=np.float32).reshape(1, 9, WIDTH)
+        length = value.shape[1] if value.ndim > 1 else 0
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "embed", "out"):
+            self._put(at._replace(name="pos", slot="in.0"), np.arange(length)[None], shard="data")
+            self._put(at._replace(name="pos"), table[:, :length], shard="data")
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION_GRAD, "embed", "out"):
+            summed = value.sum(axis=0, keepdims=True)
+            self._put(at._replace(name="pos"), summed, shard="data")
+        return value
+
+
+@pytest.mark.parametrize("layout", [{"ranks": 2}, {"accumulate": 4}, {"ranks": 2, "accumulate": 2}], ids=str)
+def test_gradients_of_positions_given_once_are_sums_over_the_batch(
+    judge: Judge, layout: dict[str, int]
+) -> None:
+    assert_equivalent(judge(Positioned(), Positioned(**layout)))
+
+
+def test_a_gradient_of_positions_that_lacks_a_row_is_found(judge: Judge) -> None:
+    class Lacking(Positioned):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            of_positions = (at.kind, at.name, at.rank) == (Kind.ACTIVATION_GRAD, "pos", 1)
+            return value * np.float32(0.9) if of_positions else super().tamper(at, value)
+
+    assert place(judge(Positioned(), Lacking(ranks=2)))[2:] == ("activation_grad", "pos", "out")
+
+
+def test_one_other_row_does_not_turn_a_batch(judge: Judge) -> None:
+    class Other(Program):
+        def documents(self, step: int) -> Documents:
+            documents = super().documents(step)
+            return [*documents[:-1], documents[-1][::-1]] if step == 1 else documents
+
+    result = judge(Program(), Other())
+    assert place(result)[:3] == (1, 0, "input")
+    assert "1 of 8 rows" in result.headline
+
+
+def test_generators_that_stand_alike_on_ranks_of_rows_of_unequal_length(judge: Judge) -> None:
+    class Apart(Dropping):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            self.seed = self.stood = at.rank
+            return super().tamper(at, value)
+
+    class Alike(Dropping):
+        pass
+
+    result = judge(Apart(ranks=2), Alike(ranks=2))
+    assert place(result) == (0, 0, "activation", "act", "out")
+    assert codes(result)[0] == "rng.same_on_all_ranks"
