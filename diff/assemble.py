@@ -33,12 +33,14 @@ class Assembled(NamedTuple):
     """Both global tensors in one order, and the ranks of ``b`` (of ``a``) that each element came from.
 
     ``owners`` names, per index of the first dimension, the row of ``b``; empty where rows do not apply.
+    ``guessed``: that entries follow the rows was read from nothing but their number.
     """
 
     a: np.ndarray
     b: np.ndarray
     owners: tuple[Row, ...] = ()
     lengths: tuple[int, ...] = ()
+    guessed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -188,7 +190,8 @@ def _in_order(
     pairs = [p for p in pairing.pairs if p[0].part in of_a and p[1].part in of_b]
     if labels[:1] == ("grouped",):  # sizes cannot tell the two orders apart: the values can
         orders = (labels, ("stacked", *labels[1:]))
-        return min((_stack_rows(of_a, of_b, o, pairs, pairing, scale_b) for o in orders), key=_distance)
+        found = min((_stack_rows(of_a, of_b, o, pairs, pairing, scale_b) for o in orders), key=distance)
+        return found._replace(guessed=not row_bound)
     if _has_rows(labels):
         return _stack_rows(of_a, of_b, labels, pairs, pairing, scale_b)
     shared = _shared(of_a, of_b, labels, pairs, scale_b, additive)
@@ -297,7 +300,8 @@ def _whole_rows(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
     return [row[0] for row in found.values()]
 
 
-def _distance(loaded: Assembled) -> float:
+def distance(loaded: Assembled) -> float:
+    """Return the sum of the magnitudes of all differences."""
     with np.errstate(invalid="ignore", over="ignore"):
         return float(np.nan_to_num(np.abs(loaded.b.astype(np.float64) - loaded.a)).sum())
 

@@ -31,7 +31,8 @@ class Matching(NamedTuple):
 def match_rows(a: np.ndarray, b: np.ndarray) -> Matching:
     """Match rows of two arrays [n, ...] and [m, ...], each with its mutual nearest.
 
-    Rows of another shape are never the same. Equal rows are interchangeable, and are matched in order.
+    Rows of another shape are never the same. Rows that are equal within their run, such as a token's that went
+    to two experts, are matched in order.
     """
     flat = (x.reshape(len(x), math.prod(x.shape[1:])) for x in (a, b))  # an expert may be given nothing
     if a.shape[1:] != b.shape[1:]:
@@ -39,7 +40,7 @@ def match_rows(a: np.ndarray, b: np.ndarray) -> Matching:
     left, right = (np.ascontiguousarray(x, dtype=np.float64) for x in flat)
     exact_a, exact_b = _equal_rows(left, right)
     rest_a, rest_b = (np.setdiff1d(np.arange(len(x)), y) for x, y in ((left, exact_a), (right, exact_b)))
-    near_a, near_b = _nearest(left[rest_a], right[rest_b])
+    near_a, near_b = _near_rows(left[rest_a], right[rest_b])
     rows_a = np.concatenate([exact_a, rest_a[near_a]])
     rows_b = np.concatenate([exact_b, rest_b[near_b]])
     order = np.argsort(rows_a, kind="stable")
@@ -54,6 +55,23 @@ def _equal_rows(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     found = [(n, held.pop()) for n in range(len(a)) if (held := waiting.get(a[n].tobytes()))]
     pairs = np.array(found, dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
+
+
+def _near_rows(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of rows that are close, where equal rows of one run stand for one."""
+    groups_a, groups_b = _groups(a), _groups(b)
+    near_a, near_b = _nearest(a[[g[0] for g in groups_a]], b[[g[0] for g in groups_b]])
+    found = [p for x, y in zip(near_a, near_b, strict=True) for p in zip(groups_a[x], groups_b[y], strict=False)]
+    pairs = np.array(found, dtype=np.int64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _groups(rows: np.ndarray) -> list[list[int]]:
+    """Return the numbers of the rows that are equal in every bit."""
+    groups: dict[bytes, list[int]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault(row.tobytes(), []).append(number)
+    return list(groups.values())
 
 
 def _nearest(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

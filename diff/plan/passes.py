@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, one_for_all, same_everywhere
+from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, distance, one_for_all, same_everywhere
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.pairing import Pairing
@@ -290,7 +290,10 @@ def _or_dispatched(
         scale = scale_of()
         try:
             loaded = aligned(scale)
-            return (None if loaded.owners else _of_other_order(slot, a, b, pair, scale)) or loaded
+            if loaded.owners and not loaded.guessed:
+                return loaded
+            other = _of_other_order(slot, a, b, pair, scale)
+            return loaded if other is None or (loaded.guessed and distance(loaded) <= distance(other)) else other
         except NotComparable:
             found = by_dispatch(slot, a, b, pair, scale) if slot.phase == "train" else None
             found = found or _of_equal_inputs(slot, a, b, pair)
