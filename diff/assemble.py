@@ -190,8 +190,8 @@ def _in_order(
     pairs = [p for p in pairing.pairs if p[0].part in of_a and p[1].part in of_b]
     if labels[:1] == ("grouped",):  # sizes cannot tell the two orders apart: the values can
         orders = (labels, ("stacked", *labels[1:]))
-        found = min((_stack_rows(of_a, of_b, o, pairs, pairing, scale_b) for o in orders), key=distance)
-        return found._replace(guessed=not row_bound)
+        stacks = [_stack_rows(of_a, of_b, o, pairs, pairing, scale_b) for o in orders]
+        return min(stacks, key=lambda s: distance(s.a, s.b))._replace(guessed=not row_bound)
     if _has_rows(labels):
         return _stack_rows(of_a, of_b, labels, pairs, pairing, scale_b)
     shared = _shared(of_a, of_b, labels, pairs, scale_b, additive)
@@ -298,12 +298,6 @@ def _whole_rows(pairs: Sequence[tuple[Row, Row]]) -> list[tuple[Row, Row]]:
     if not alike or len(others) != len(found):
         raise NotComparable("it has one entry for a row in which several documents are packed")
     return [row[0] for row in found.values()]
-
-
-def distance(loaded: Assembled) -> float:
-    """Return the sum of the magnitudes of all differences."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return float(np.nan_to_num(np.abs(loaded.b.astype(np.float64) - loaded.a)).sum())
 
 
 def _piece(

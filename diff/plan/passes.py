@@ -9,9 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, distance, one_for_all, same_everywhere
+from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, one_for_all, same_everywhere
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
+from tensortrace.diff.orders import distance
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.backward import calls_of_pass, summed_over_passes
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, coarser_eps
@@ -27,6 +28,7 @@ from tensortrace.diff.plan.precision import (
     terms_of_loss,
     terms_of_scores,
 )
+from tensortrace.diff.plan.scalars import of_a_sum
 from tensortrace.diff.plan.weights import UNKNOWN_LOSS, has_unknown_loss
 from tensortrace.diff.plan.whole import rank_by_rank
 from tensortrace.diff.rows import Row
@@ -245,7 +247,8 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
 
         def gradients(scale: Scale) -> Assembled:
             def one(x: tuple[Item, ...], y: tuple[Item, ...]) -> Assembled:
-                found = by_rows(x, y, pairing, scale_b=scale, additive=True)
+                found = of_a_sum(slot, x, y, pair, scale)
+                found = found or by_rows(x, y, pairing, scale_b=scale, additive=True)
                 if not found.owners and _lacks_gradients(pair):
                     raise NotComparable(
                         "it is summed over the batch, and some ranks recorded no gradients of it"
@@ -293,7 +296,9 @@ def _or_dispatched(
             if loaded.owners and not loaded.guessed:
                 return loaded
             other = _of_other_order(slot, a, b, pair, scale)
-            return loaded if other is None or (loaded.guessed and distance(loaded) <= distance(other)) else other
+            if other is None or (loaded.guessed and distance(loaded.a, loaded.b) <= distance(other.a, other.b)):
+                return loaded
+            return other
         except NotComparable:
             found = by_dispatch(slot, a, b, pair, scale) if slot.phase == "train" else None
             found = found or _of_equal_inputs(slot, a, b, pair)

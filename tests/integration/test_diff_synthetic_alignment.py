@@ -244,3 +244,61 @@ def test_generators_that_stand_alike_on_ranks_of_rows_of_unequal_length(judge: J
     result = judge(Apart(ranks=2), Alike(ranks=2))
     assert place(result) == (0, 0, "activation", "act", "out")
     assert codes(result)[0] == "rng.same_on_all_ranks"
+
+
+class Scored(Program):
+    """Has a module whose output is a sum over all positions of its rows, and an objective of half that."""
+
+    slope = 0.5
+
+    def documents(self, step: int) -> Documents:
+        return list(np.random.default_rng(step).integers(1, 20, size=(8, 6)))
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "head", "out"):
+            self._put(at._replace(name="score"), np.float32(value.sum()), shard="data")
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION_GRAD, "head", "out"):
+            self._put(at._replace(name="score"), np.float32(self.slope), shard="data")
+        return value
+
+
+@pytest.mark.parametrize("slope", [0.5, 0.25])
+def test_the_gradient_at_a_sum_is_the_same_in_all_parts(judge: Judge, slope: float) -> None:
+    class Other(Scored):
+        pass
+
+    Other.slope = slope
+    result = judge(Scored(), Other(accumulate=2))
+    if slope == Scored.slope:
+        assert_equivalent(result)
+    else:
+        assert place(result)[2:] == ("activation_grad", "score", "out")
+
+
+class Sorting(Scored):
+    """Sends every position to one of two experts, which are given them sorted, as one tensor."""
+
+    wrong = 0.0
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "embed", "out"):
+            tokens = value.reshape(-1, value.shape[-1])
+            tokens = tokens[np.argsort(tokens[:, 0] > 0, kind="stable")]
+            self._put(at._replace(name="experts", slot="in.0"), tokens, shard="data")
+            made = np.tanh(tokens)
+            made[1] *= np.float32(1 + self.wrong)
+            self._put(at._replace(name="experts"), made, shard="data")
+        return value
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1e-4])
+def test_tokens_sorted_by_expert_follow_no_batch(judge: Judge, wrong: float) -> None:
+    class Other(Sorting):
+        pass
+
+    Other.wrong = wrong
+    result = judge(Sorting(), Other(accumulate=2))
+    if wrong:
+        assert place(result)[2:] == ("activation", "experts", "out")
+    else:
+        assert_equivalent(result)

@@ -31,6 +31,14 @@ def test_equal_rows_match_as_often_as_both_have_them() -> None:
     assert (len(found.rows_a), found.only_a, found.only_b) == (2, 1, 0)
 
 
+def test_tokens_that_went_to_two_experts_match_in_order_though_round_off_parts_the_runs() -> None:
+    chosen = np.repeat(np.arange(40), 2)
+    sent = ROWS[chosen[np.argsort(np.tile([0, 1], 40), kind="stable")]]  # sorted by expert
+    found = match_rows(sent, sent * np.float32(1 + 2**-22))
+    assert (found.only_a, found.only_b) == (0, 0)
+    assert np.array_equal(found.rows_a, found.rows_b)
+
+
 def test_rows_that_differ_by_more_than_round_off_are_not_the_same() -> None:
     found = match_rows(ROWS[:4], ROWS[:4] * np.float32(1.01))
     assert (len(found.rows_a), found.only_a, found.only_b) == (0, 4, 4)
