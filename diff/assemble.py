@@ -193,7 +193,8 @@ def _in_order(
         stacks = [_stack_rows(of_a, of_b, o, pairs, pairing, scale_b) for o in orders]
         return min(stacks, key=lambda s: distance(s.a, s.b))._replace(guessed=not row_bound)
     if _has_rows(labels):
-        return _stack_rows(of_a, of_b, labels, pairs, pairing, scale_b)
+        flat = labels[0] == "flat" and not row_bound
+        return _stack_rows(of_a, of_b, labels, pairs, pairing, scale_b)._replace(guessed=flat)
     shared = _shared(of_a, of_b, labels, pairs, scale_b, additive)
     if not additive and not distance(shared.a, shared.b) < _ALIKE:  # or rows of another order make them
         grouped = of_groups(of_a, of_b, pairing, scale_b)

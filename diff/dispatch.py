@@ -31,8 +31,8 @@ class Matching(NamedTuple):
 def match_rows(a: np.ndarray, b: np.ndarray) -> Matching:
     """Match rows of two arrays [n, ...] and [m, ...], each with its mutual nearest.
 
-    Rows of another shape are never the same. Rows that are equal within their run, such as a token's that went
-    to two experts, are matched in order.
+    Rows of another shape are never the same. Rows that are equal within their run, such as those of a
+    token that went to two experts, are matched in order.
     """
     flat = (x.reshape(len(x), math.prod(x.shape[1:])) for x in (a, b))  # an expert may be given nothing
     if a.shape[1:] != b.shape[1:]:
@@ -61,7 +61,9 @@ def _near_rows(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of rows that are close, where equal rows of one run stand for one."""
     groups_a, groups_b = _groups(a), _groups(b)
     near_a, near_b = _nearest(a[[g[0] for g in groups_a]], b[[g[0] for g in groups_b]])
-    found = [p for x, y in zip(near_a, near_b, strict=True) for p in zip(groups_a[x], groups_b[y], strict=False)]
+    found = [
+        p for x, y in zip(near_a, near_b, strict=True) for p in zip(groups_a[x], groups_b[y], strict=False)
+    ]
     pairs = np.array(found, dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
 

@@ -86,7 +86,11 @@ def _generator(case: Case, entry: Comparison) -> tuple[str, str]:
     alike = len(masks) > 1 and len(set(masks.values())) == 1
     if alike and (len(others) < 2 or len(set(others.values())) > 1):
         return "rng.same_on_all_ranks", f"all {len(masks)} ranks of b draw the same mask"
-    if len(masks) > 1 and _stand_alike(_states(case, of_a=False)) and not _stand_alike(_states(case, of_a=True)):
+    if (
+        len(masks) > 1
+        and _stand_alike(_states(case, of_a=False))
+        and not _stand_alike(_states(case, of_a=True))
+    ):
         return "rng.same_on_all_ranks", "the generators of all ranks of b stood alike when the step began"
     elsewhere, told = _generators(case)
     return ("rng.differs" if elsewhere else "dropout.mask"), told

@@ -14,8 +14,8 @@ from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, Ste
 from tensortrace.diff.plan.consumers import Ref, consumers
 from tensortrace.diff.plan.edges import read_by_gradient, states_by_module
 from tensortrace.diff.plan.evaluations import AMPLIFIED
+from tensortrace.diff.plan.fitted import fitted_scale
 from tensortrace.diff.plan.ladder import own_rung
-from tensortrace.diff.plan.passes import fitted_scale
 from tensortrace.diff.plan.samples import ROWS
 from tensortrace.diff.plan.weights import plan_weights, weight_refs
 from tensortrace.diff.replicas import odd_ranks
