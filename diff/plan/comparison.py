@@ -15,6 +15,7 @@ from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.compare import EPS, Sides
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.handclip import read_gradients
+from tensortrace.diff.objective import has_unknown_loss
 from tensortrace.diff.overflow import both_skipped
 from tensortrace.diff.pairing import Pairing, pair
 from tensortrace.diff.plan.evaluations import further_evaluations
@@ -192,11 +193,18 @@ class StepPair:
 
     @cached_property
     def terms(self) -> dict[Term, tuple[TokenWeights, TokenWeights]]:
-        """Token weights of each term of the objective, where both runs have the same terms, and several."""
-        found = terms_of(self.a)
-        if len(found) < 2 or found != terms_of(self.b):
+        """Token weights of each term of the objective that both runs have, where there are several terms.
+
+        A run may lack one of the other's only where it computes a term that is not recognised.
+        """
+        of_a, of_b = terms_of(self.a), terms_of(self.b)
+        unexplained = (of_a - of_b and not has_unknown_loss(self.b)) or (
+            of_b - of_a and not has_unknown_loss(self.a)
+        )
+        if len(of_a | of_b) < 2 or unexplained:
             return {}
-        return {term: (token_weights(self.a, term), token_weights(self.b, term)) for term in sorted(found)}
+        common = sorted(of_a & of_b)
+        return {term: (token_weights(self.a, term), token_weights(self.b, term)) for term in common}
 
     @cached_property
     def effective_terms(self) -> TermWeights | None:

@@ -13,6 +13,7 @@ from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, one_for
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.dispatch import CLOSE
+from tensortrace.diff.objective import has_unknown_loss
 from tensortrace.diff.orders import distance
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.backward import calls_of_pass, summed_over_passes
@@ -30,7 +31,7 @@ from tensortrace.diff.plan.precision import (
     terms_of_loss,
     terms_of_scores,
 )
-from tensortrace.diff.plan.weights import UNKNOWN_LOSS, has_unknown_loss
+from tensortrace.diff.plan.weights import UNKNOWN_LOSS
 from tensortrace.diff.plan.whole import rank_by_rank
 from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import ROOT, STAGE, Kind
@@ -208,6 +209,10 @@ def _excuse(slot: Slot, lacking: StepView) -> str:
     of_loss = {s.slot for s in lacking.named(Kind.LOSS, slot.name)} if slot.kind == Kind.LOSS else set()
     if "sum" in of_loss and not of_loss & {"target", "value"} and slot.slot in ("target", "value"):
         return "a loss written by hand is its sum, its count and its weights"
+    if slot.slot == "target" and "sum" in of_loss and "target" not in of_loss:
+        return (
+            "one run gives the loss classes, the other probabilities: sum, count and gradients are compared"
+        )
     return ""
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.objective import has_unknown_loss
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.precision import eps_of_weights
 from tensortrace.diff.scale import CLOSE, Term
@@ -20,12 +21,6 @@ WHOLE_ON_RANKS = "every rank of one run computes the loss of all ranks' rows, an
 Ref = tuple[int | None, Slot]
 
 UNKNOWN_LOSS = "the other run computes its loss in a way that is not recognised: its gradients are compared"
-
-
-def has_unknown_loss(view: StepView) -> bool:
-    """Tell whether a step has a backward pass, and no loss that it could have started from was recognised."""
-    found = {slot.name for slot, _ in view.find(Kind.LOSS, phase="train")}
-    return found == {"backward"}
 
 
 def plan_weights(pair: StepPair, plan: StepPlan) -> None:
@@ -48,6 +43,11 @@ def plan_weights(pair: StepPair, plan: StepPlan) -> None:
                 slot = Slot("train", Kind.LOSS, name, "weight", call)
                 of_term = _loader_of_term(pair, numbers, (name, call))
                 plan.comparisons.append(Comparison(slot, group, of_term, a, b, counts, eps=eps, noise=noise))
+            for name in sorted({*names} - {name for name, _ in pair.terms}):
+                slot = Slot("train", Kind.LOSS, name, "weight", 0)
+                one: Literal["a", "b"] = "a" if any(s.name == name for s in _weights(pair.a)) else "b"
+                items = a if one == "a" else b
+                plan.one_sided.append(OneSided(one, slot, group, items, UNKNOWN_LOSS, counts=False))
             continue
         for name in names:  # one weight per part stands for all of its terms
             slot = Slot("train", Kind.LOSS, name, "weight", 0)

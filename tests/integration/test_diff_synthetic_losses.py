@@ -113,3 +113,39 @@ def test_a_backward_pass_that_adds_too_little_is_found(judge: Judge) -> None:
         shares = (0.25, 0.7)
 
     assert place(judge(Program(), Less()))[2] == "activation_grad"
+
+
+class TwoTerms(Program):
+    """Adds half of a squared error of 8 to its objective, by a function that is recognised."""
+
+    by_hand, added = False, 0.5 * 8.0
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        if (at.kind, at.name) != (Kind.LOSS, "backward"):
+            return super()._put(at, value, **fields)
+        if not self.by_hand:
+            meta = Meta(reduction="sum", denominator=1.0)
+            told: dict[str, Any] = {"sum": 8.0, "value": 8.0, "count": np.int64(4), "weight": 0.5}
+            for slot, number in told.items():
+                own = {"meta": meta, "shard": fields.get("shard")}
+                super()._put(at._replace(name="mse_loss", slot=slot), number, **own)
+        return super()._put(at, np.asarray(value + self.added), **fields)
+
+
+class OneByHand(TwoTerms):
+    by_hand = True
+
+
+class OneForgotten(OneByHand):
+    added = 0.0
+
+
+def test_a_term_by_hand_beside_a_recognised_one_is_judged_by_its_gradients(judge: Judge) -> None:
+    for result in (judge(TwoTerms(), OneByHand(order=1)), judge(OneByHand(), TwoTerms(order=1))):
+        assert result.verdict == "equivalent", result.headline
+        assert any("not recognised" in missing.reason for missing in result.coverage.missing)
+        assert any(b.where.name == "cross_entropy" and b.where.slot == "weight" for b in result.boundaries)
+
+
+def test_a_term_that_a_run_forgets_is_not_excused(judge: Judge) -> None:
+    assert judge(TwoTerms(), OneForgotten(order=1)).verdict != "equivalent"
