@@ -9,7 +9,7 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot
 from tensortrace.diff.causes.case import Case, Proposal
-from tensortrace.diff.rows import Row
+from tensortrace.diff.rows import Extent, Row
 from tensortrace.tracer.types import Kind
 
 CODE = "mask.padding_leak"
@@ -77,18 +77,17 @@ def _row(slot: Slot, row: Row, case: Case) -> np.ndarray | None:
     """Return one row of an activation of b, all positions [positions, …]; None where it has no such row."""
     extent = case.pairing.extents_b[row.part]
     item = _of_part(case.pair.b.items.get(slot, ()), row.part)
-    if (
-        item is None
-        or extent.packed
-        or item.entry.local_shape[:2] != _sizes(extent.rows, extent.positions, extent.time_major)
-    ):
+    if item is None or extent.packed or item.entry.local_shape[:2] not in _sizes(extent):
         return None
     values = item.read()
     return np.asarray(values[:, row.number] if extent.time_major else values[row.number])
 
 
-def _sizes(rows: int, positions: int | None, time_major: bool) -> tuple[int, int]:
-    return (positions or 0, rows) if time_major else (rows, positions or 0)
+def _sizes(extent: Extent) -> tuple[tuple[int, int], ...]:
+    """Return the sizes of all positions of all rows, and of all but one: scores of the next tokens."""
+    rows, positions = extent.rows, extent.positions or 0
+    found = ((rows, positions), (rows, positions - 1))
+    return tuple(sizes[::-1] for sizes in found) if extent.time_major else found
 
 
 def _of_part(items: tuple[Item, ...], part: Part) -> Item | None:
