@@ -108,6 +108,11 @@ class Call:
         return {reference: op for op in self.operations for reference in op.outputs}
 
     @cached_property
+    def tells_flow(self) -> bool:
+        """Whether arguments say which of them require a gradient: those of older traces don't."""
+        return any(given.flows for operation in self.operations for given in operation.given)
+
+    @cached_property
     def by_event(self) -> dict[int, str]:
         """The reference of what each event of the call recorded as a result."""
         return {entry.event: reference for op in self.operations for reference, entry in op.outputs.items()}

@@ -198,7 +198,7 @@ def _function_text(found: Found) -> str:
     assert found.shows_at is not None
     return (
         f"{_named(found.b)}: it runs inside an autograd.Function, whose backward gives another gradient to"
-        f" the result of {_named(found.shows_at[1])}"
+        f" the result of {_named(found.shows_at[1])}, unless a hook on that does"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ class GradientSearch:
     def __init__(self, search: Search) -> None:
         self._search = search
         self._a, self._b = search.a, search.b
+        self._told = all(side.base.tells_flow for side in (search.a, search.b))
         self._scale = 1.0
         self._least_norm = 0.0
         self._known: dict[tuple[int, int], Verdict | None] = {}
@@ -119,9 +120,11 @@ class GradientSearch:
             return None
         at = op_a, op_b
         for x, y in uses.values():
-            way = _way_of_use(x, y, ref_a, ref_b)
-            if way is not None:
+            way = _way_of_use(x, y, ref_a, ref_b) if self._told else None
+            if way == "flow" or (way == "function" and self._seen_below(uses.values())):
                 return Found(way, x, y, verdict, at)
+        if not (below_a.cut or below_b.cut or self._seen_below(uses.values())):
+            return None
         only_a, only_b = (
             sorted(below.only, key=lambda op: op.packet != DETACH) for below in (below_a, below_b)
         )
@@ -138,6 +141,15 @@ class GradientSearch:
             return True
         found = (self._verdict(op_a, op_b, n) for n in range(min(len(op_a.outputs), len(op_b.outputs))))
         return all(verdict is None or verdict.status == "agrees" for verdict in found)
+
+    def _seen_below(self, uses: Iterable[tuple[Operation, Operation]]) -> bool:
+        """Tell whether any gradient behind a result was recorded: else what parts may lie further on."""
+        return any(
+            verdict is not None and verdict.status == "agrees"
+            for x, y in uses
+            for number in range(min(len(x.outputs), len(y.outputs)))
+            for verdict in (self._verdict(x, y, number),)
+        )
 
     def _below(self, side: Side, reference: str, partners: dict[int, Operation]) -> _Below:
         """Return what a result was given to, past operations that one run alone has or that have no gradient.
@@ -175,7 +187,7 @@ class GradientSearch:
             if op_a.packet != op_b.packet:
                 continue
             if op_a.requires_grad == op_b.requires_grad:
-                if _other_from_outside(op_a, op_b):
+                if self._told and _other_from_outside(op_a, op_b):
                     return Found("flow", op_a, op_b, None, (op_a, op_b))
                 continue
             if not any(
