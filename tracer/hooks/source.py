@@ -50,8 +50,10 @@ def user_places() -> list[UserPlace]:
     found: list[UserPlace] = []
     frame: FrameType | None = sys._getframe(1)
     for _ in range(MAX_FRAMES):
-        if frame is None or len(found) > MAX_CALLERS or frame.f_code.co_filename == _MODULE_CALL:
+        if frame is None or len(found) > MAX_CALLERS:
             break
+        if found and frame.f_code.co_filename == _MODULE_CALL:
+            break  # what torch's own modules compute is told by the line that calls them
         if _is_users(frame.f_code):
             found.append(_place(frame))
         frame = frame.f_back
