@@ -13,6 +13,7 @@ from tensortrace.diff.plan.comparison import replica
 from tensortrace.tracer.types import INIT_STEP, Kind
 
 _TENSORS = frozenset(Kind) - {Kind.INPUT, Kind.SCHEDULE, Kind.LOSS, Kind.OPTIMIZER_STATE}
+_HELD = _TENSORS | {Kind.OPTIMIZER_STATE}
 SHARPER = {"bfloat16": 16, "float16": 13}
 """Bits of a float32 mantissa that a dtype leaves out."""
 
@@ -94,10 +95,13 @@ def _known_constant(case: Case, constant: float) -> str | None:
 
 def rounded(case: Case) -> Sequence[Proposal]:
     """Propose that b holds a's values in a lower precision than its dtype has."""
-    found = _pair(case)
-    if found is None or not np.isfinite(found[1]).all():
+    loaded, slot = case.origin.assembled, case.origin.node.slot
+    leftovers = slot.kind == Kind.LOCAL_GRAD and slot.slot == "start"
+    if loaded is None or loaded.exact or slot.kind not in _HELD or slot.name == "(clip)" or leftovers:
         return ()
-    a, b = found
+    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
+    if not np.isfinite(b).all() or (slot.kind == Kind.OPTIMIZER_STATE and a.size < 2):
+        return ()  # one number of the state is a count, which is short by itself
     proposals = []
     for dtype, bits in SHARPER.items():
         if not np.array_equal(rounded_to(b, dtype), b) or np.array_equal(rounded_to(a, dtype), a):

@@ -150,6 +150,16 @@ def test_values_rounded_to_a_lower_precision_are_named_with_it(
     assert result.causes[0].equals == dtype
 
 
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
+def test_a_moment_saved_in_a_lower_precision_is_named_with_it(judge: Judge, moment: str) -> None:
+    kind = Kind.OPTIMIZER_STATE
+    saved = tampering(kind, "hidden.weight", moment, to_bfloat16, step=-1)
+    result = judge(Program(resumed=True), saved(resumed=True))
+    assert place(result) == ("init", None, kind, "hidden.weight", moment)
+    assert codes(result) == ["precision.rounded"]
+    assert result.causes[0].equals == "bfloat16"
+
+
 class Reading(Program):
     """Reads other documents in step 1."""
 
