@@ -98,7 +98,7 @@ def _readings(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Bat
             yield whole[0], read_batch(b, phase, pad=pad)
         case None, int(pad):
             yield read_batch(a, phase, pad=pad), whole[1]
-    if _common(*whole):  # rows that both runs have are rows: one that differs is no reason to turn the batch
+    if 0 < min(map(_working, whole)) <= 2 * _common(*whole):  # one other row does not turn the batch
         return
     for guess in (False, True):
         for first in ((True, True), (False, True), (True, False)):
