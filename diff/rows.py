@@ -113,6 +113,11 @@ def _readings(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Bat
             ]
             if _working(turned[0]) == _working(turned[1]):  # else what is cut short looks like fewer rows
                 yield turned[0], turned[1]
+    for left, right in ((True, True), (False, True), (True, False)):
+        yield (
+            read_batch(a, phase, by_lengths=True, time_major=left),
+            read_batch(b, phase, by_lengths=True, time_major=right),
+        )
 
 
 def _working(batch: Batch) -> int:

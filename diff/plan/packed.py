@@ -58,7 +58,8 @@ class Unpacked:
         for position, size in enumerate(self.sizes):
             rows[:size, position] = values[begin : begin + size]
             begin += size
-        return rows[self.place]
+        in_order: np.ndarray = rows[self.place]
+        return in_order
 
     def blocks(self, entry: Entry, most: int, only: int | None = None) -> Iterator[np.ndarray]:
         """Yield the tensor as one block."""

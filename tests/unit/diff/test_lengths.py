@@ -44,12 +44,16 @@ def test_other_numbers_are_no_lengths(labels: tuple[int, ...]) -> None:
     assert MASK not in with_mask_of_lengths(given, time_major=False)
 
 
-def recorded(judge: Judge, parts: list[tuple[int, tuple[int, ...]]], *, off: bool = False) -> Path:
+def recorded(
+    judge: Judge, parts: list[tuple[int, tuple[int, ...]]], *, off: bool = False, time_major: bool = False
+) -> Path:
     """Return a trace whose microbatches hold some rows padded to some length; the module doubles them."""
     tensors: list[Tensor] = []
     for number, (padded, rows) in enumerate(parts):
         values, lengths = features(padded, rows), np.array([LENGTHS[r] for r in rows])
         made = 2 * values + (1e-2 if off and number == 0 else 0) * (values != 0)
+        if time_major:
+            values, made = (np.ascontiguousarray(np.swapaxes(x, 0, 1)) for x in (values, made))
         given = {"microbatch": number, "name": ROOT}
         for kind in (Kind.INPUT, Kind.ACTIVATION):
             tensors += [({**given, "kind": kind, "slot": "in.0"}, values)]
@@ -62,6 +66,7 @@ def test_another_padding_is_no_difference(judge: Judge) -> None:
     whole = recorded(judge, [(4, (0, 1, 2, 3))])
     assert_equivalent(judge(whole, recorded(judge, [(7, (0, 1, 2, 3))])))
     assert_equivalent(judge(whole, recorded(judge, [(6, (0, 2)), (3, (1, 3))])))
+    assert_equivalent(judge(whole, recorded(judge, [(7, (0, 2, 1, 3))], time_major=True)))
 
 
 def test_a_mistake_in_what_is_padded_otherwise_is_told(judge: Judge) -> None:
