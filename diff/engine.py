@@ -31,6 +31,7 @@ from tensortrace.diff.starts import start_notes
 from tensortrace.diff.unlabelled import Rules, resolve
 from tensortrace.diff.unseen import unrecorded
 from tensortrace.diff.verdict import state_result
+from tensortrace.diff.weighing import only_weighing
 from tensortrace.tracer.errors import BadRequest, DamagedTrace
 from tensortrace.tracer.reader import Trace, check
 from tensortrace.tracer.reader_check import torn_ends
@@ -222,7 +223,7 @@ def _execute(
         if any(NO_LAYOUT in reason for _, reason in execution.not_comparable):
             return [f"stopped at init: ranks hold parts of tensors and {NO_LAYOUT}"]
     for number, step in enumerate(alignment.steps):
-        view_a, view_b = a.view(step), b.view(step - offset)
+        view_a, view_b = only_weighing(a.view(step)), only_weighing(b.view(step - offset))
         pair_ = resolve(StepPair(view_a, view_b, state_a, state_b), *rules)
         plan = StepPlan(step)
         _plan_step(pair_, plan)

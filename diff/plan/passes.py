@@ -23,7 +23,13 @@ from tensortrace.diff.plan.edges import SUMMED, Edges
 from tensortrace.diff.plan.evaluations import AMPLIFIED
 from tensortrace.diff.plan.fitted import gradient_scale, of_a_sum
 from tensortrace.diff.plan.gates import without_flipped
-from tensortrace.diff.plan.labels import cut_otherwise, is_target, labels_in_order, sorted_labels
+from tensortrace.diff.plan.labels import (
+    cut_otherwise,
+    is_target,
+    labels_in_order,
+    sorted_labels,
+    where_both_count,
+)
 from tensortrace.diff.plan.packed import is_order_of_packed, unpacked
 from tensortrace.diff.plan.precision import (
     eps_of_loss,
@@ -273,7 +279,8 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
 
     def values(_: Scale) -> Assembled:
         x, y = unpacked(slot, a, b, pair) or (a, b)
-        return by_rows(x, y, pairing, row_bound=slot.kind == Kind.LOSS)
+        found = by_rows(x, y, pairing, row_bound=slot.kind == Kind.LOSS)
+        return where_both_count(found, a, b) if is_target(slot) else found
 
     return _or_dispatched(values, slot, a, b, pair, lambda: None)
 
