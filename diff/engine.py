@@ -20,6 +20,7 @@ from tensortrace.diff.expect.rules import read_rules
 from tensortrace.diff.floors import Floor, floor_notes, floor_of
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPair, StepPlan
+from tensortrace.diff.plan.flat import relate_flat
 from tensortrace.diff.plan.gradients import plan_gradients
 from tensortrace.diff.plan.passes import plan_passes
 from tensortrace.diff.plan.recompute import plan_recomputed
@@ -275,6 +276,7 @@ def _plan_step(pair_: StepPair, plan: StepPlan) -> None:
     plan_gradients(pair_, plan)
     plan_recomputed(pair_, plan)
     plan_state(pair_, plan)
+    relate_flat(pair_, plan)
 
 
 def _carried(before: StepView, view: StepView) -> StepView:
