@@ -1,8 +1,9 @@
-"""Which step a frozen model's passes belong to that ran between an update and the next step's first forward.
+"""Which step passes without gradients belong to that ran between an update and the next step's first forward.
 
 A recording counts them to the step that has ended, since nobody knows then whether another one follows. A
-teacher's or a reference model's pass is what the next step begins with. An evaluation is not: it ends with a
-pass of what is trained, or with a loss of no gradient.
+teacher's or a reference model's pass is what the next step begins with, and so is what a generator computes,
+in training mode, for a critic whose forward comes first. An evaluation is not: it ends with another pass of
+what is trained, or with a loss of no gradient.
 """
 
 from __future__ import annotations
@@ -34,16 +35,25 @@ def _moved(entries: Iterable[Entry]) -> Mapping[int, int]:
         and (e.kind == Kind.LOSS or (e.kind in _OF_PASSES and not e.meta.grad_enabled))
     ]
     roots = {e.name for e in passes if e.kind == Kind.INPUT}
-    trained = {_root(e.name, roots) for e in entries if e.kind == Kind.LOCAL_GRAD} | {ROOT}
-    if roots <= trained:
+    if not roots:
         return {}
+    of_gradients = [e for e in entries if e.kind == Kind.INPUT and e.microbatch is not None]
+    known = roots | {e.name for e in of_gradients}
+    trained = {_root(e.name, known) for e in entries if e.kind == Kind.LOCAL_GRAD} | {ROOT}
+    first = {e.step: e.name for e in reversed(of_gradients)}  # the root whose forward begins a step
+    in_training = {e.name for e in passes if e.kind == Kind.ACTIVATION and e.meta.training}
+
+    def is_evaluation(entry: Entry) -> bool:
+        root = _root(entry.name, known)
+        helps = root in in_training and first.get(entry.step + 1, root) != root
+        return entry.kind == Kind.LOSS or (root in trained and not helps)
+
     since: dict[int, int] = {}  # the event after which what a step holds belongs to the next one
     for entry in entries:
         if entry.kind in _UPDATES and entry.slot != "start" and entry.step != INIT_STEP:
             since[entry.step] = entry.event
     for entry in passes:
-        evaluated = entry.kind == Kind.LOSS or _root(entry.name, roots) in trained
-        if evaluated and entry.event > since.get(entry.step, entry.event):
+        if is_evaluation(entry) and entry.event > since.get(entry.step, entry.event):
             since[entry.step] = entry.event
     steps = {entry.step for entry in entries}
     return {

@@ -154,6 +154,8 @@ class Modules:
             frame.module = id(module)
             self._see_own_outputs()
         if opens_root:
+            if session.clock.step == INIT_STEP and session.clock.grad_enabled():
+                session.prelude.window_opens(module)
             session.clock.root_began(inside_optimizer=inside_optimizer())
             if session.clock.step == INIT_STEP and not session.clock.grad_enabled():
                 session.prelude.pass_began(module, session.optimizers)

@@ -1,4 +1,4 @@
-"""Keeps what frozen models compute before the first step, until it is known that a step follows."""
+"""Keeps what models compute without gradients before the first step, until it is known which step follows."""
 
 from __future__ import annotations
 
@@ -49,15 +49,17 @@ class Held:
 @dataclass(slots=True)
 class _Pass:
     root: int
+    trained: frozenset[int] = frozenset()
     held: list[Held] = field(default_factory=list)
 
 
 class Prelude:
-    """The passes without gradients before the first window, of models that nothing trains.
+    """The passes without gradients before the first window that are a part of its step.
 
-    A teacher computes its targets before its student's first forward begins the step. What the model that is
-    trained computes then is an evaluation, and so was everything before it. ``write`` records one boundary as
-    the first step's and returns its event. Callers hold the guard's lock.
+    A teacher computes its targets before its student's first forward begins the step, a generator what its
+    critic learns from. What the model computes whose forward begins the step is an evaluation, and so is what
+    any model that is trained computes in evaluation mode; so was everything before it. ``write`` records one
+    boundary as the first step's and returns its event. Callers hold the guard's lock.
     """
 
     def __init__(self, write: Callable[[Held], int | None]) -> None:
@@ -77,14 +79,21 @@ class Prelude:
     def pass_began(self, root: nn.Module, optimizers: Iterable[Optimizer]) -> None:
         """Note a root forward without gradients before the first window."""
         self._current = None
-        if _is_trained(root, optimizers):
-            self._passes.clear()
-            self._size = 0
+        trained = _is_trained(root, optimizers)
+        if trained and not root.training:
+            self._forget(len(self._passes))
         elif id(root) not in self._often:
-            self._current = _Pass(id(root))
+            parameters = frozenset(map(id, root.parameters())) if trained else frozenset()
+            self._current = _Pass(id(root), parameters)
             self._passes.append(self._current)
             if sum(each.root == id(root) for each in self._passes) > MOST_PASSES:
                 self._give_up(id(root))
+
+    def window_opens(self, root: nn.Module) -> None:
+        """Forget what the model computed whose forward begins the first window, and what came before that."""
+        own = set(map(id, root.parameters())) if self._passes else set()
+        last = max((n for n, each in enumerate(self._passes) if each.trained & own), default=-1)
+        self._forget(last + 1)
 
     def pass_ended(self) -> None:
         """Note that the root forward has returned or raised."""
@@ -134,9 +143,14 @@ class Prelude:
     def _give_up(self, root: int) -> None:
         self._often.add(root)
         self._current = None
-        kept = [each for each in self._passes if each.root != root]
-        self._passes = kept
-        self._size = sum(held.memory.numel() for each in kept for held in each.held)
+        self._keep([each for each in self._passes if each.root != root])
+
+    def _forget(self, count: int) -> None:
+        self._keep(self._passes[count:])
+
+    def _keep(self, passes: list[_Pass]) -> None:
+        self._passes = passes
+        self._size = sum(held.memory.numel() for each in passes for held in each.held)
 
 
 def _is_trained(root: nn.Module, optimizers: Iterable[Optimizer]) -> bool:

@@ -1,4 +1,4 @@
-"""What a frozen model computes before the first step belongs to that step; evaluations before it do not."""
+"""What other models compute before the first step belongs to that step; evaluations before it do not."""
 
 from __future__ import annotations
 
@@ -116,3 +116,34 @@ def test_a_later_writing_to_what_was_kept_changes_nothing() -> None:
         run.optimizer.step()
     assert sink.find("activation", "Teacher.lin", "out", step=0)[0].value.abs().sum() > 0
     assert sink.one("activation", "Teacher", "out", step=0).abs().sum() > 0
+
+
+class Adversaries:
+    """A critic that learns from what its generator computes without gradients, before any step."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(2)
+        self.maker, self.critic = Teacher(), nn.Sequential(nn.Linear(2, 1))
+        self.optimizer = torch.optim.SGD(self.critic.parameters(), lr=0.1)
+        self.other = torch.optim.SGD(self.maker.parameters(), lr=0.1)
+
+    def step(self) -> None:
+        with torch.no_grad():
+            made = self.maker(torch.ones(2, 3))
+        self.critic(made).sum().backward()
+        self.optimizer.step()
+
+
+def test_what_another_model_in_training_mode_computes_for_the_first_forward_belongs_to_its_step() -> None:
+    with recording() as sink:
+        Adversaries().step()
+    assert passes(sink, "(root)") == [(0, None, 0)]
+    assert passes(sink, "Sequential") == [(0, 0, 0)]
+
+
+def test_what_another_model_evaluates_before_the_first_step_is_not_kept() -> None:
+    with recording() as sink:
+        run = Adversaries()
+        run.maker.eval()
+        run.step()
+    assert passes(sink, "(root)") == []
