@@ -106,8 +106,8 @@ BUGS = [
     bug(
         "cp-averaged",
         "context parallel gradients averaged, where each rank's is a part of the sum over positions",
-        # one rank reduces nothing: what b's reduction leaves meets the gradient itself
-        "scale.world_size", At(0, "reduced_grad", "*", "grad"),
+        # the sum that the reduction leaves is the gradient; what the program divides it to is what it clips
+        "scale.world_size", At(0, "clipped_grad", "*", "before"),
         plant="averaged-over-positions", spread="--layout cp-zigzag", layout="cp-zigzag.toml",
     ),
     bug(
