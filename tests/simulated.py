@@ -259,7 +259,7 @@ class Program:
 
     def _update(self, step: int, rank: int, sums: Arrays) -> None:
         for name, value in sums.items():
-            self._put(At(step, rank, None, Kind.LOCAL_GRAD, name, "grad"), value, shard="partial")
+            self._record(At(step, rank, None, Kind.LOCAL_GRAD, name, "grad"), value, shard="partial")
         self.before_update(step, rank)
         grads = self.grads[rank]
         rate = self.setup.lr * 0.5 * (1 + math.cos(math.pi * self.position(step) / 20))
@@ -347,8 +347,22 @@ class Program:
     ) -> Any:
         """Record a value as the program (mistaken or not) has it; return what it goes on with."""
         value = self.tamper(at, np.asarray(value))
+        self._record(at, value, call=call, meta=meta, shard=shard, producers=producers)
+        return value
+
+    def _record(
+        self,
+        at: At,
+        value: np.ndarray,
+        *,
+        call: int = 0,
+        meta: Meta | None = None,
+        shard: str | None = None,
+        producers: tuple[int, ...] = (),
+    ) -> None:
+        """Record a value as it is: the recorder's own sums are of what the program had."""
         if not self.keeps(at):
-            return value
+            return
         fields: dict[str, Any] = {
             "step": at.step, "microbatch": at.microbatch, "kind": at.kind, "name": at.name,
             "slot": at.slot, "call": call, "producers": producers, "meta": meta or Meta(),
@@ -359,7 +373,6 @@ class Program:
             shape = None if shard == "data" else value.shape
             fields["shard"] = Shard("ddp", (at.rank,), (placed,), shape)
         self.records[at.rank].append((fields, value))
-        return value
 
     def matmul(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Multiply in float32, summing in the layout's own order."""

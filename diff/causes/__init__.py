@@ -44,6 +44,7 @@ DETECTORS: tuple[Detector, ...] = (
     coupled.other_mode,
     drawing.other_mask,
     inputs.different_rows,
+    inputs.given_otherwise,
     inputs.different_targets,
     inputs.padding_counted,
     padding.pooled,

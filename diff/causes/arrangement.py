@@ -219,7 +219,9 @@ def _moved(a: np.ndarray, by: int) -> Iterator[tuple[np.ndarray, str]]:
 def positions(case: Case) -> Sequence[Proposal]:
     """Propose that position numbers start elsewhere: for all rows, for some, or for a rank's part of them."""
     loaded, slot = case.origin.assembled, case.origin.node.slot
-    if loaded is None or slot.kind != Kind.ACTIVATION or not slot.slot.startswith("in.") or not loaded.exact:
+    if loaded is None or not loaded.exact or not slot.slot.startswith("in."):
+        return ()
+    if slot.kind not in (Kind.ACTIVATION, Kind.INPUT) or loaded.a.shape != loaded.b.shape:
         return ()
     left, right = _by_row(loaded, loaded.a), _by_row(loaded, loaded.b)
     if max(map(len, left), default=0) < 2 or not all(map(_counts_up, left)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -36,6 +37,39 @@ def different_rows(case: Case) -> Sequence[Proposal]:
         text = f"b was given {total} rows in this step, a {len(batch_a.rows)}"
         return (told("input.different", text, abs(total - len(batch_a.rows)), "rows"),)
     return (told("input.different", text, len(strange), "rows"),)
+
+
+def given_otherwise(case: Case) -> Iterator[Proposal]:
+    """Propose what was done to an input beside the one that rows are known by: state, noise, masks."""
+    slot, loaded = case.origin.node.slot, case.origin.assembled
+    if slot.kind != Kind.INPUT or loaded is None or not loaded.a.ndim or loaded.a.shape != loaded.b.shape:
+        return
+    starts = (
+        np.cumsum(loaded.lengths)[:-1] if sum(loaded.lengths) == len(loaded.a) else range(1, len(loaded.a))
+    )
+    left, right = (np.split(x, starts) for x in (loaded.a, loaded.b))
+    of_rows = len(loaded.owners) == len(left)
+    wrong = [n for n, (x, y) in enumerate(zip(left, right, strict=True)) if not np.array_equal(x, y)]
+    cleared = [n for n in wrong if not right[n].any()]
+    if cleared:
+        ranks = sorted({loaded.owners[n].part.rank for n in cleared}) if of_rows else []
+        where = (
+            f" for rows of rank {', '.join(map(str, ranks))}" if len(cleared) < len(right) and ranks else ""
+        )
+        text = f"every element of {slot.name} {slot.slot} is zero in b{where}"
+        mistaken = np.concatenate([np.zeros_like(x) if n in cleared else x for n, x in enumerate(left)])
+        yield Proposal("value.zero", text, [mistaken], [loaded.b], [loaded.a], 0.0, "zero")
+    if not of_rows or not wrong:
+        return
+    if Counter(x.tobytes() for x in left) == Counter(y.tobytes() for y in right):
+        text = f"{len(wrong)} rows of {slot.name} {slot.slot} are a's in another order: those of others"
+        yield told("input.order", text, len(wrong), "rows", simplicity=-1)
+        return
+    held = {row.digest for row in case.pair.batch_a.rows}
+    if any(row.digest not in held for row in case.pair.batch_b.rows):
+        return  # the rows themselves are others
+    text = f"{len(wrong)} of {len(right)} rows of {slot.name} {slot.slot} are others, beside the same rows"
+    yield told("input.different", text, len(wrong), "rows", simplicity=9)
 
 
 def _steps_that_hold(case: Case, strange: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ from tensortrace.diff.plan.updates import update_inputs
 from tensortrace.diff.update import UpdateInputs, predict_param, predict_state
 from tensortrace.tracer.types import INIT_STEP, Kind
 
-_STALE = frozenset(Kind) - {Kind.INPUT, Kind.SCHEDULE, Kind.LOSS, Kind.PARAM, Kind.OPTIMIZER_STATE}
+_STALE = frozenset(Kind) - {Kind.SCHEDULE, Kind.LOSS, Kind.PARAM, Kind.OPTIMIZER_STATE}
 _DECOUPLED = {"AdamW": "Adam", "Adam": "AdamW"}
 
 
