@@ -18,6 +18,12 @@ from tensortrace.tracer.types import Kind
 
 CLIP = "(clip)"
 
+_SHOWN, _MOST_PASSES = 16, 8
+"""Of how many parameters, and how many passes, it is read which passes' gradients were dropped."""
+
+_EXPLAINED, _BY_FAR = 1e-3, 1e-2
+"""Residual below which passes explain a gradient, and how much smaller than that of all passes it is then."""
+
 
 def _by_param(view: StepView, kind: Kind, slot: str) -> dict[str, list[Item]]:
     found: dict[str, list[Item]] = defaultdict(list)
@@ -100,15 +106,19 @@ class Gradients:
         """Return each data cell's own sum over the window."""
         return {cell: found.read() for cell, found in self.local_sums(name).items()}
 
-    def local_sums(self, name: str) -> dict[int, Sum]:
-        """Return each data cell's own sum over the window, as tensor hooks left it, unread."""
+    def local_sums(self, name: str, *, first: int = 0) -> dict[int, Sum]:
+        """Return each data cell's own sum over the window, as tensor hooks left it, unread.
+
+        Of the microbatches from ``first`` on.
+        """
         hooked = name in self._hooked
-        whole = {} if hooked else {i.cell: one(i) for i in _latest(self._window.get(name, []))}
+        whole = {} if hooked or first else {i.cell: one(i) for i in _latest(self._window.get(name, []))}
         if whole:
             return whole
         terms: dict[int, list[Term]] = defaultdict(list)
         for item in self.hooked_parts(name) if hooked else self._parts.get(name, []):
-            terms[item.cell].append(Term(item))
+            if (item.entry.microbatch or 0) >= first:
+                terms[item.cell].append(Term(item))
         return {cell: Sum(tuple(found)) for cell, found in terms.items()}
 
     def window_sum(self, name: str) -> Sum | None:
@@ -268,14 +278,38 @@ class Gradients:
 
         Of the parameters that most cells have gradients of: see ``factors_of``.
         """
-        classes = sorted(self._classes.values(), key=len)
-        return rank_factors(self._local_samples(classes[-1])) if classes else None
+        return rank_factors(self._local_samples(self._most_common, self.kept_from))
+
+    @cached_property
+    def _most_common(self) -> list[str]:
+        """The parameters that most cells have gradients of."""
+        return max(self._classes.values(), key=len, default=[])
+
+    @cached_property
+    def kept_from(self) -> int:
+        """The first microbatch of the window whose gradients are still there at its end, 0 as a rule.
+
+        A program that goes through a batch twice drops the gradients between (sharpness-aware updates). That
+        it does is read off what came of them: the later passes alone explain it, and all together do not.
+        """
+        last = self.view.last_microbatch()
+        names = self._most_common[:_SHOWN]
+        if not last or not any(self._parts.get(name) for name in names):
+            return 0
+        found = [
+            rank_factors(self._local_samples(names, first)) for first in range(min(last, _MOST_PASSES) + 1)
+        ]
+        left = [math.inf if factors is None else factors.residual for factors in found]
+        best = min(range(len(left)), key=lambda n: left[n])
+        return best if best and left[best] < min(_EXPLAINED, _BY_FAR * left[0]) else 0
 
     def factors_of(self, name: str) -> Factors | None:
         """Return the factors of a parameter's reduction class: experts are reduced over fewer ranks."""
         cells = self._cells_of(name)
         if cells not in self._class_factors:
-            self._class_factors[cells] = rank_factors(self._local_samples(self._classes.get(cells, [])))
+            self._class_factors[cells] = rank_factors(
+                self._local_samples(self._classes.get(cells, []), self.kept_from)
+            )
         return self._class_factors[cells]
 
     @cached_property
@@ -290,9 +324,9 @@ class Gradients:
     def _cells_of(self, name: str) -> frozenset[int]:
         return frozenset(i.cell for i in self.local_items(name))
 
-    def _local_samples(self, names: Iterable[str]) -> Iterator[tuple[dict[int, Sum], Sum]]:
+    def _local_samples(self, names: Iterable[str], first: int) -> Iterator[tuple[dict[int, Sum], Sum]]:
         for name in names:
-            copies, local = self.unclipped_copies(name), self.local_sums(name)
+            copies, local = self.unclipped_copies(name), self.local_sums(name, first=first)
             if (
                 not copies
                 or not local
@@ -301,7 +335,7 @@ class Gradients:
             ):
                 continue  # where replicas disagree there is no one gradient to explain
             start = {i.cell: one(i) for i in self.start_items(name)}
-            if any(block.any() for found in start.values() for block in found.blocks()):
+            if not first and any(block.any() for found in start.values() for block in found.blocks()):
                 # leftovers are a regressor of their own
                 local = local | {-1 - cell: found for cell, found in start.items()}
             final = self.unclipped_value(name)
@@ -342,11 +376,13 @@ class Gradients:
 
     def combined_local(self, name: str) -> Sum | None:
         """Return what the local gradients give for the gradient before clipping, by measured factors."""
-        factors, local = self.factors_of(name), self.local_sums(name)
+        factors, local = self.factors_of(name), self.local_sums(name, first=self.kept_from)
         if factors is None or not local or any(cell not in factors.by_rank for cell in local):
             return None
         parts = [(found, factors.by_rank[cell]) for cell, found in local.items()]
-        for item in self.start_items(name):  # a reduction passes leftovers on with the new part
+        for item in (
+            () if self.kept_from else self.start_items(name)
+        ):  # a reduction passes leftovers on with the new part
             own = factors.by_rank.get(item.cell, 0.0)
             parts.append((one(item), factors.by_rank.get(-1 - item.cell, own)))
         return Sum(tuple(term for found, factor in parts for term in found.scaled(factor).terms))

@@ -8,6 +8,7 @@ and on the gradients of the evaluation before it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.update import has_formula
@@ -42,6 +43,24 @@ def further_evaluations(view: StepView) -> frozenset[int]:
 def settings(view: StepView) -> list[Slot]:
     """Return the slots of what an update reads from its parameter groups."""
     return [slot for slot, _ in view.find(Kind.SCHEDULE) if ".group." in slot.name]
+
+
+def is_own_loss(items: Sequence[Item], view: StepView) -> bool:
+    """Tell whether a number of an optimizer's state is, on every rank, a loss of that rank, and not one for all.
+
+    What a closure returns is a rank's own: with its part of the batch it is no replica.
+    """
+    if len({item.entry.digest for item in items}) < 2 or any(item.entry.local_shape for item in items):
+        return False
+    losses: set[tuple[int, float]] = set()
+    for slot, held in view.find(Kind.LOSS):
+        if slot.slot == "value":
+            losses |= {(i.source.rank, float(i.read())) for i in held if _is_number(i)}
+    return all(_is_number(item) and (item.source.rank, float(item.read())) in losses for item in items)
+
+
+def _is_number(item: Item) -> bool:
+    return item.entry.local_shape == () and item.source.stored(item.entry)
 
 
 def size_of_list(slot: Slot, view: StepView) -> float:

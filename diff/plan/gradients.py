@@ -31,6 +31,7 @@ UNWEIGHED = (
     "the runs split the batch differently and no token weights were recorded: "
     "local gradients are compared up to one factor"
 )
+NOT_CONSUMED = "no optimizer is given this gradient in this step"
 _RUNGS = (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD)
 _EVENT_SLOTS = ("total_norm", "max_norm", "norm_type", "coefficient")
 
@@ -202,8 +203,12 @@ def _plan_missing_param(name: str, side: str, pair: StepPair, plan: StepPlan) ->
     gradients = pair.gradients_a if side == "a" else pair.gradients_b
     items = tuple(gradients.local_items(name)) or _some(gradients.consumed(name))
     slot = window_slot(Kind.LOCAL_GRAD, name, "grad")
+    one: Literal["a", "b"] = "a" if side == "a" else "b"
+    if not gradients.consumed(name) and any(gradients.consumed(other) for other in gradients.names):
+        plan.one_sided.append(OneSided(one, slot, None, items, NOT_CONSUMED, counts=False))
+        return  # what is left of it shows where the next window starts
     text = f"{name} has a gradient only in {side}"
-    plan.one_sided.append(OneSided("a" if side == "a" else "b", slot, None, items, text, diverges=True))
+    plan.one_sided.append(OneSided(one, slot, None, items, text, diverges=True))
 
 
 def _plan_start(name: str, pair: StepPair, plan: StepPlan) -> None:

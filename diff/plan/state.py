@@ -13,7 +13,7 @@ from tensortrace.diff.masters import COPIED, COPY
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, replica
 from tensortrace.diff.plan.consumers import Ref
 from tensortrace.diff.plan.copies import copying_error
-from tensortrace.diff.plan.evaluations import AMPLIFIED, size_of_list
+from tensortrace.diff.plan.evaluations import AMPLIFIED, is_own_loss, size_of_list
 from tensortrace.diff.plan.gradients import window_slot
 from tensortrace.diff.plan.muon import noise_of_muon
 from tensortrace.diff.plan.updates import own_error, without_noise
@@ -21,6 +21,7 @@ from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import ROOT, Kind
 
 BY_ITSELF = "the other run updates its parameters itself: no optimizer is seen, nor its last update"
+OWN_LOSS = "it is the loss that each rank's closure returned: of its own part of the batch"
 _STATE = (Kind.OPTIMIZER_STATE, Kind.PARAM, Kind.BUFFER)
 
 
@@ -98,6 +99,11 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
                 diverges=slot.kind != Kind.BUFFER and not unseen,
                 counts=not unseen,
             )
+        )
+        return
+    if slot.kind == Kind.OPTIMIZER_STATE and (is_own_loss(a, pair.a) or is_own_loss(b, pair.b)):
+        plan.one_sided.append(
+            OneSided("both", slot, None, (*by_rank(a), *by_rank(b)), OWN_LOSS, counts=False)
         )
         return
     plain = _comparison(slot, a, b, parents, earlier)
