@@ -12,6 +12,7 @@ import numpy as np
 
 from tensortrace.diff.cells import SAMPLE_KINDS, Cells, find_cells
 from tensortrace.diff.forerunners import steps_of_passes
+from tensortrace.diff.forwards import apart
 from tensortrace.diff.logical import Logical, Member, Placer, Source, Together
 from tensortrace.diff.losses import Names, one_name, under_name
 from tensortrace.diff.masters import COPY, named_as_copies
@@ -208,6 +209,7 @@ class Catalog:
             for step, held in side._by_step.items():
                 found = ((source, kept(source.rank, entry)) for source, entry in held)
                 side._by_step[step] = [(source, entry) for source, entry in found if entry is not None]
+        _apart(a, b)
         a._ties, b._ties = tied(a._ranked(), b._ranked())
         a._losses, b._losses = one_name(*((entry for _, entry in side._ranked()) for side in (a, b)))
         return notes
@@ -434,6 +436,16 @@ class _EvalPasses:
             self._pass_of[key] = number
             self._first_call[key] = entry.call
         return Part(cell, "eval", number), entry.call - self._first_call[key]
+
+
+def _apart(a: Catalog, b: Catalog) -> None:
+    """Let forward passes that one run makes in one microbatch be microbatches, as the other's are."""
+    sides = [(side, sorted(side._by_step)) for side in (a, b)]
+    held = [[[(src.rank, e) for src, e in side._by_step[step]] for step in steps] for side, steps in sides]
+    for (side, steps), found in zip(sides, apart(*held), strict=True):
+        for step, entries in zip(steps, found or (), strict=False):
+            known = side._by_step[step]
+            side._by_step[step] = [(src, e) for (src, _), e in zip(known, entries, strict=True)]
 
 
 def _placer(trace: Trace) -> Placer:

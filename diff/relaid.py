@@ -15,7 +15,7 @@ from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.rules import RunLayout, View
 from tensortrace.tracer.rules.run import MESH
-from tensortrace.tracer.types import Entry, Kind, Manifest
+from tensortrace.tracer.types import ROOT, STAGE, Entry, Kind, Manifest
 
 Take = Callable[[np.ndarray], np.ndarray]
 
@@ -52,6 +52,9 @@ def relaid(trace: Trace, layout: RunLayout) -> Trace:
     )
     ranks = tuple(RelaidRank(rank, layout) for rank in trace.ranks)
     return RelaidTrace(trace.path, trace.manifest, ranks, trace.problems, layout)
+
+
+_BETWEEN = frozenset({Kind.INPUT, Kind.ACTIVATION, Kind.ACTIVATION_GRAD})
 
 
 class RelaidTrace(Trace):
@@ -130,6 +133,8 @@ class RelaidRank(RankTrace):
         if entry.kind not in _NAMED:
             return [entry]
         name = layout.canonical(entry.name, self._base.rank)
+        if name == ROOT and _is_between_stages(entry, layout, self._base.rank):
+            return [replace(entry, name=f"{STAGE}{layout.stage(self._base.rank)[0]})")]
         if not name:
             self._left_out.add(entry.event)
             return []
@@ -165,6 +170,20 @@ def _with_names(entry: Entry, layout: RunLayout, rank: int) -> Entry:
     members = tuple(name for member in entry.meta.members for name in layout.names(member, rank) if name)
     aliases = tuple(layout.canonical(name, rank) for name in entry.meta.aliases)
     return replace(entry, meta=replace(entry.meta, members=members, aliases=aliases))
+
+
+def _is_between_stages(entry: Entry, layout: RunLayout, rank: int) -> bool:
+    """Tell whether a stage of a pipeline was given a tensor by the stage before, or gives it to the next.
+
+    No rule is asked for: floating-point tensors that the module of a later stage is given, and what that of
+    any but the last returns. Token ids, masks and labels are given to whom they concern.
+    """
+    number, count = layout.stage(rank)
+    if count == 1 or entry.kind not in _BETWEEN or layout.rule(entry.kind, entry.slot, ROOT):
+        return False
+    if entry.slot.startswith("in"):
+        return number > 0 and "float" in entry.dtype
+    return number < count - 1 and entry.slot.startswith("out")
 
 
 def _key(entry: Entry) -> _Key:

@@ -46,7 +46,7 @@ def settings(view: StepView) -> list[Slot]:
 
 
 def is_own_loss(items: Sequence[Item], view: StepView) -> bool:
-    """Tell whether a number of an optimizer's state is, on every rank, a loss of that rank, and not one for all.
+    """Tell whether a number of an optimizer's state is a loss of each rank, and not one for all.
 
     What a closure returns is a rank's own: with its part of the batch it is no replica.
     """

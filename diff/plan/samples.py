@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
-from tensortrace.diff.catalog import Slot, StepView
+from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.plan.comparison import OneSided, StepPair, StepPlan, by_rank
 from tensortrace.tracer.types import ROOT, Kind
 
@@ -30,7 +31,19 @@ def plan_rows(pair: StepPair, plan: StepPlan) -> None:
             items = [i for _, found in view.find(Kind.INPUT) for i in found if i.part in parts]
             text = f"{len(left)} rows were given only to {side}"
             one: Literal["a", "b"] = "a" if side == "a" else "b"
+            forms = _forms(
+                i for _, found in (pair.b if side == "a" else pair.a).find(Kind.INPUT) for i in found
+            )
+            if items and forms and forms.isdisjoint(_forms(items)):  # as stages of a pipeline are
+                text = f"ranks of {side} are given tensors of another form than those of the other run"
+                plan.one_sided.append(OneSided(one, ROWS, None, by_rank(items), text))
+                continue
             plan.one_sided.append(OneSided(one, ROWS, None, by_rank(items), text, diverges=True))
+
+
+def _forms(items: Iterable[Item]) -> set[tuple[int, bool]]:
+    """Return of how many dimensions tensors are, and whether they are of floating point."""
+    return {(len(item.entry.local_shape), "float" in item.entry.dtype) for item in items}
 
 
 def _calls_of_root(view: StepView) -> int:

@@ -266,6 +266,14 @@ class RunLayout:
                 return Placement("partial", op="sum")
         return Placement("replicate")
 
+    def stage(self, rank: int) -> tuple[int, int]:
+        """Return a rank's stage and the number of stages: one where no axis is of stages."""
+        where, number, count = self.where(rank), 0, 1
+        for axis, size in zip(self.mesh.axes, self.mesh.shape, strict=True):
+            if axis in self.axes_of_stages:
+                number, count = number * size + where[axis], count * size
+        return number, count
+
     def where(self, rank: int) -> dict[str, int]:
         """Return a rank's coordinate by axis; raises LayoutFileError where the axes don't reach it."""
         found = coordinate(self.mesh, rank)
