@@ -39,6 +39,26 @@ def find_documents(inputs: Mapping[str, np.ndarray], tokens: np.ndarray) -> Docu
     return Documents(begins, frozenset(told_by)) if told_by else None
 
 
+def find_numbers(inputs: Mapping[str, np.ndarray], documents: Documents) -> frozenset[str]:
+    """Return the inputs that number the documents of each row, and say nothing else.
+
+    Such a number is the same all through a document and another in the next one; only documents of one token
+    that end a row, as padding looks, may share theirs.
+    """
+    begins = documents.begins.copy()
+    begins[:, 0] = True
+    singles = np.logical_and.accumulate(begins[:, ::-1], axis=1)[:, ::-1]
+    found = set()
+    for name, value in inputs.items():
+        if value.dtype.kind not in "iu" or value.shape != begins.shape or name in documents.told_by:
+            continue
+        grows = value[:, 1:] != value[:, :-1]
+        within, between = ~begins[:, 1:], begins[:, 1:] & ~singles[:, :-1]
+        if not (grows & within).any() and (grows | ~between).all() and not value[:, 0].any():
+            found.add(name)
+    return frozenset(found)
+
+
 def _counts(value: np.ndarray) -> bool:
     """Tell whether every row counts up from 0 and begins again at 0."""
     if not value.size or value[:, 0].any() or not value.max():

@@ -20,6 +20,7 @@ from tensortrace.diff.expect.rules import read_rules
 from tensortrace.diff.floors import Floor, floor_notes, floor_of
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPair, StepPlan
+from tensortrace.diff.plan.flat import relate_flat
 from tensortrace.diff.plan.gradients import plan_gradients
 from tensortrace.diff.plan.passes import plan_passes
 from tensortrace.diff.plan.recompute import plan_recomputed
@@ -31,6 +32,7 @@ from tensortrace.diff.starts import start_notes
 from tensortrace.diff.unlabelled import Rules, resolve
 from tensortrace.diff.unseen import unrecorded
 from tensortrace.diff.verdict import state_result
+from tensortrace.diff.weighing import only_weighing
 from tensortrace.tracer.errors import BadRequest, DamagedTrace
 from tensortrace.tracer.reader import Trace, check
 from tensortrace.tracer.reader_check import torn_ends
@@ -222,7 +224,7 @@ def _execute(
         if any(NO_LAYOUT in reason for _, reason in execution.not_comparable):
             return [f"stopped at init: ranks hold parts of tensors and {NO_LAYOUT}"]
     for number, step in enumerate(alignment.steps):
-        view_a, view_b = a.view(step), b.view(step - offset)
+        view_a, view_b = only_weighing(a.view(step)), only_weighing(b.view(step - offset))
         pair_ = resolve(StepPair(view_a, view_b, state_a, state_b), *rules)
         plan = StepPlan(step)
         _plan_step(pair_, plan)
@@ -274,6 +276,7 @@ def _plan_step(pair_: StepPair, plan: StepPlan) -> None:
     plan_gradients(pair_, plan)
     plan_recomputed(pair_, plan)
     plan_state(pair_, plan)
+    relate_flat(pair_, plan)
 
 
 def _carried(before: StepView, view: StepView) -> StepView:

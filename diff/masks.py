@@ -1,4 +1,4 @@
-"""Which ends of rows a mask hides and the loss ignores, whatever they hold."""
+"""What tells the positions of a batch: its tokens, and which of them a mask hides."""
 
 from __future__ import annotations
 
@@ -32,3 +32,41 @@ def hidden_ends(
     unwanted = ignored & ~kept
     ends = np.logical_and.accumulate(unwanted[:, ::-1], axis=1)[:, ::-1]
     return ends if told and ends.any() else None
+
+
+def tokens_of(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Return token ids [rows, positions], the first integer matrix; of float inputs, their mask."""
+    for value in tensors.values():
+        if value.ndim == 2 and value.dtype.kind in "iu":
+            return value
+    mask = mask_of_features(tensors)
+    return None if mask is None else mask.astype(np.int64)
+
+
+def mask_of_features(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Return a matrix of zeros and ones for the positions of features [rows, positions, …]."""
+    shapes = {value.shape[:2] for value in tensors.values() if value.ndim > 2}
+    for value in tensors.values():
+        if value.ndim == 2 and value.shape in shapes and ((value == 0) | (value == 1)).all() and value.any():
+            return value
+    return None
+
+
+def mask_of_tokens(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Return a matrix of zeros and ones beside the tokens; its zeros are ends of rows that hold one token."""
+    tokens = tokens_of(tensors)
+    if tokens is None:
+        return None
+    for value in tensors.values():
+        if value is tokens or value.shape != tokens.shape or not ((value == 0) | (value == 1)).all():
+            continue
+        left_out = value == 0
+        ends = [run(row) + run(row[::-1]) == row.sum() for row in left_out if not row.all()]
+        if left_out.any() and ends and all(ends) and len(np.unique(tokens[left_out])) == 1:
+            return value
+    return None
+
+
+def run(flags: np.ndarray) -> int:
+    """Return the length of the leading run of true values."""
+    return int(len(flags) if flags.all() else np.argmin(flags))

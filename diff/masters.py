@@ -33,7 +33,7 @@ def find_masters(rank: RankTrace) -> Masters:
     """Return which parameters of a rank's optimizers are masters of which parameters of its modules."""
     held = {name for e in rank.entries if e.kind == Kind.SCHEDULE for name in e.meta.members}
     given = {e.name for e in rank.entries if e.kind == Kind.CLIPPED_GRAD}
-    trained = {e.name for e in rank.entries if e.kind == Kind.LOCAL_GRAD}
+    trained = {e.name for e in rank.entries if e.kind == Kind.LOCAL_GRAD and e.slot != "start"}
     first = {e.name: e for e in rank.entries if e.kind == Kind.PARAM and e.step == INIT_STEP}
     copies = [e for name, e in first.items() if name in trained - held and rank.stored(e)]
     masters = [e for name, e in first.items() if name in (held & given) - trained and rank.stored(e)]

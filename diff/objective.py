@@ -39,6 +39,7 @@ def _has_unknown_term(view: StepView) -> bool:
         if "sum" not in slots or "weight" not in slots:
             return False
         weights = np.unique(slots["weight"].read())
+        weights = weights[weights != 0] if len(weights) > 1 else weights  # what is masked is in no sum
         if len(weights) != 1 or slots["sum"].entry.local_shape != ():
             return False
         value = float(weights[0]) * float(slots["sum"].read())

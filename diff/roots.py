@@ -57,7 +57,9 @@ def objective(origin: Outcome, execution: Execution) -> Outcome | None:
     pair, node = origin.pair, origin.node
     if pair is None or node.slot.kind not in GRADIENTS or not pair.same_scheme or pair.overflowed:
         return None
-    if not isinstance(origin.comparison, Comparison):
+    if not isinstance(origin.comparison, Comparison) or pair.whole_on_ranks:
+        return None
+    if any(_agrees(parent, execution) for parent in execution.graph.parents(node)):
         return None
     for slot, microbatch, a, b in _roots(pair, node.microbatch):
         values = np.float64(a.read()), np.float64(b.read() / _scale(b, pair))
@@ -80,6 +82,12 @@ def objective(origin: Outcome, execution: Execution) -> Outcome | None:
             at = Node(node.step, microbatch, slot)
             return Outcome(at, entry, "origin", metrics, judgement, text, loaded, pair, shape=loaded.shape)
     return None
+
+
+def _agrees(parent: Node, execution: Execution) -> bool:
+    """Tell whether a gradient that another one is computed from agrees: then the objective does, too."""
+    error = execution.errors.get(parent)
+    return parent.slot.kind == Kind.ACTIVATION_GRAD and error is not None and not error.diverges
 
 
 def _same(loaded: Assembled) -> Assembled:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
-from tensortrace.diff.documents import Documents, find_documents
-from tensortrace.diff.masks import hidden_ends
+from tensortrace.diff.documents import Documents, find_documents, find_numbers
+from tensortrace.diff.lengths import with_mask_of_lengths
+from tensortrace.diff.masks import hidden_ends, mask_of_features, mask_of_tokens, run, tokens_of
 from tensortrace.tracer.types import ROOT, Kind
 
 
@@ -59,8 +61,8 @@ class Extent(NamedTuple):
 class Batch:
     """The rows of one step of one run, and the extent of each part.
 
-    ``lengths`` are digests of tensors that say nothing but how long the documents in a row are, ``pad`` the
-    token that fills rows.
+    ``lengths`` are digests of tensors that say nothing but how long the documents in a row are, or which of
+    the row's each is, ``pad`` the token that fills rows. ``numbers`` are the inputs that number documents.
     """
 
     rows: tuple[Row, ...]
@@ -68,6 +70,7 @@ class Batch:
     notes: tuple[str, ...] = ()
     lengths: frozenset[str] = frozenset()
     pad: int | None = None
+    numbers: frozenset[str] = frozenset()
 
 
 def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
@@ -80,8 +83,7 @@ def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
     best: tuple[Batch, Batch] | None = None
     for found in _readings(a, b, phase):
         best = best if best is not None and _common(*best) >= _common(*found) else found
-        working = min(map(_working, found))
-        if not found[0].rows or not found[1].rows or _common(*best) == working:
+        if not found[0].rows or not found[1].rows or _common(*best) == min(map(_working, best)):
             break
     assert best is not None
     return best
@@ -98,6 +100,9 @@ def _readings(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Bat
             yield whole[0], read_batch(b, phase, pad=pad)
         case None, int(pad):
             yield read_batch(a, phase, pad=pad), whole[1]
+    if numbers := whole[0].numbers & whole[1].numbers:
+        yield read_batch(a, phase, numbers=numbers), read_batch(b, phase, numbers=numbers)
+    yield read_batch(a, phase, by_lengths=True), read_batch(b, phase, by_lengths=True)
     if 0 < min(map(_working, whole)) <= 2 * _common(*whole):  # one other row does not turn the batch
         return
     for guess in (False, True):
@@ -108,6 +113,11 @@ def _readings(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Bat
             ]
             if _working(turned[0]) == _working(turned[1]):  # else what is cut short looks like fewer rows
                 yield turned[0], turned[1]
+    for left, right in ((True, True), (False, True), (True, False)):
+        yield (
+            read_batch(a, phase, by_lengths=True, time_major=left),
+            read_batch(b, phase, by_lengths=True, time_major=right),
+        )
 
 
 def _working(batch: Batch) -> int:
@@ -128,11 +138,15 @@ def read_batch(
     time_major: bool = False,
     pad: int | None = None,
     as_given: bool = False,
+    by_lengths: bool = False,
+    numbers: frozenset[str] = frozenset(),
 ) -> Batch:
     """Return the rows of one step, in order of (microbatch, rank, index).
 
     Padding is what mask or loss ignore; with ``guess_padding`` also a token that rows end in repeatedly, with
     ``pad`` that token, even where it is not ignored. Rows ``as_given`` are neither cut nor divided.
+    ``by_lengths`` cuts features where lengths that were given with them say so. What ``numbers`` documents is
+    no part of what they are.
     """
     inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
     digests: dict[tuple[Part, str], str] = {}
@@ -141,6 +155,9 @@ def read_batch(
             inputs[part][slot.slot] = item.read()
             digests[part, slot.slot] = item.entry.digest
     inputs = defaultdict(dict, {part: _as_row(tensors) for part, tensors in inputs.items()})
+    if by_lengths:
+        of_part = partial(with_mask_of_lengths, time_major=time_major)
+        inputs = defaultdict(dict, {part: of_part(tensors) for part, tensors in inputs.items()})
     if time_major:
         inputs = defaultdict(dict, {part: _turned(tensors) for part, tensors in inputs.items()})
     ignored, several = _ignored_positions(view, phase, inputs, time_major=time_major), _several(view, phase)
@@ -153,26 +170,29 @@ def read_batch(
     rows: list[Row] = []
     extents: dict[Part, Extent] = {}
     lengths: set[str] = set()
+    numbering: list[frozenset[str]] = []
     for part in sorted(inputs, key=lambda p: (p.number, p.rank)):
         extents[part] = _extent(inputs[part])._replace(time_major=time_major)
         skipped = None if forced else ignored.get(part)
-        documents = None if as_given else _documents(inputs[part])
+        documents = None if as_given else _documents(inputs[part], numbers)
+        numbering.append(find_numbers(inputs[part], documents) if documents else frozenset())
         ends = hidden.get(part)
         found = _rows_of_part(part, inputs[part], extents[part], skipped, pad, documents, ends)
         extents[part] = extents[part]._replace(packed=any(row.packed for row in found))
-        lengths |= {digests[part, name] for name in _lengths(inputs[part], documents)}
+        lengths |= {digests[part, name] for name in (*_lengths(inputs[part], documents), *numbers)}
         rows += found if part not in several else [row._replace(idle=False) for row in found]
     if left_out := _tokens_in(hidden, inputs, pad):
         notes += (
             f"{left_out} positions at the ends of rows hold tokens, but mask and loss both ignore them",
         )
-    return Batch(tuple(rows), extents, notes, frozenset(lengths), pad)
+    shared = frozenset.intersection(*numbering) if numbering else frozenset()
+    return Batch(tuple(rows), extents, notes, frozenset(lengths), pad, shared)
 
 
 def _as_row(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return as one row tokens that have no dimension of rows: documents one after the other."""
     tokens = next((v for v in tensors.values() if v.dtype.kind in "iu" and v.ndim), None)
-    if tokens is None or tokens.ndim != 1 or _tokens(tensors) is not None:
+    if tokens is None or tokens.ndim != 1 or tokens_of(tensors) is not None:
         return tensors
     length = len(tokens)
     rows = {n: v[None] if v.ndim and len(v) == length else v for n, v in tensors.items()}
@@ -180,9 +200,10 @@ def _as_row(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return rows if find_documents(rows, first) else tensors
 
 
-def _documents(tensors: dict[str, np.ndarray]) -> Documents | None:
-    tokens = _tokens(tensors)
-    return None if tokens is None else find_documents(tensors, tokens)
+def _documents(tensors: dict[str, np.ndarray], numbers: frozenset[str]) -> Documents | None:
+    tokens = tokens_of(tensors)
+    found = None if tokens is None else find_documents(tensors, tokens)
+    return found._replace(told_by=found.told_by | numbers) if found else None
 
 
 def _lengths(tensors: dict[str, np.ndarray], documents: Documents | None) -> list[str]:
@@ -202,7 +223,7 @@ def _hidden_ends(
     found: dict[Part, np.ndarray] = {}
     ignored = _ignored_by_loss(view, phase, inputs, (), time_major=time_major)
     for part, positions in ignored.items():
-        tokens = _tokens(inputs[part])
+        tokens = tokens_of(inputs[part])
         if tokens is None or part in several or tokens.shape != positions.shape:
             continue
         ends = hidden_ends(inputs[part], tokens, positions)
@@ -217,7 +238,7 @@ def _tokens_in(
     """Return how many hidden positions hold anything but padding."""
     total = 0
     for part, ends in hidden.items():
-        tokens = _tokens(inputs[part])
+        tokens = tokens_of(inputs[part])
         total += 0 if tokens is None else int((ends & (tokens != pad)).sum())
     return total
 
@@ -234,7 +255,7 @@ def _several(view: StepView, phase: str) -> set[Part]:
 
 def _turned(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the tensors that have the positions first with the rows first."""
-    tokens = _tokens(tensors)
+    tokens = tokens_of(tensors)
     first = tokens if tokens is not None else next(iter(tensors.values()))
     return {
         name: np.swapaxes(value, 0, 1) if value.ndim > 1 and value.shape[:2] == first.shape[:2] else value
@@ -294,44 +315,11 @@ def _inputs(view: StepView, phase: str) -> list[tuple[Slot, tuple[Item, ...]]]:
 
 
 def _extent(tensors: dict[str, np.ndarray]) -> Extent:
-    tokens = _tokens(tensors)
+    tokens = tokens_of(tensors)
     if tokens is not None:
         return Extent(tokens.shape[0], tokens.shape[1])
     first = next(iter(tensors.values()))
     return Extent(first.shape[0], None)
-
-
-def _tokens(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Return token ids [rows, positions], the first integer matrix; of float inputs, their mask."""
-    for value in tensors.values():
-        if value.ndim == 2 and value.dtype.kind in "iu":
-            return value
-    mask = _mask_of_features(tensors)
-    return None if mask is None else mask.astype(np.int64)
-
-
-def _mask_of_features(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Return a matrix of zeros and ones for the positions of features [rows, positions, …]."""
-    shapes = {value.shape[:2] for value in tensors.values() if value.ndim > 2}
-    for value in tensors.values():
-        if value.ndim == 2 and value.shape in shapes and ((value == 0) | (value == 1)).all() and value.any():
-            return value
-    return None
-
-
-def _mask_of_tokens(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Return a matrix of zeros and ones beside the tokens; its zeros are ends of rows that hold one token."""
-    tokens = _tokens(tensors)
-    if tokens is None:
-        return None
-    for value in tensors.values():
-        if value is tokens or value.shape != tokens.shape or not ((value == 0) | (value == 1)).all():
-            continue
-        left_out = value == 0
-        ends = [_run(row) + _run(row[::-1]) == row.sum() for row in left_out if not row.all()]
-        if left_out.any() and ends and all(ends) and len(np.unique(tokens[left_out])) == 1:
-            return value
-    return None
 
 
 def _ignored_positions(
@@ -340,9 +328,9 @@ def _ignored_positions(
     """Return per part a bool matrix [rows, positions]: true where neither loss nor mask wants the token."""
     found: dict[Part, np.ndarray] = {}
     for part, tensors in inputs.items():
-        tokens = _tokens(tensors)
-        mask = next((v for name, v in tensors.items() if "mask" in name), _mask_of_features(tensors))
-        mask = _mask_of_tokens(tensors) if mask is None else mask
+        tokens = tokens_of(tensors)
+        mask = next((v for name, v in tensors.items() if "mask" in name), mask_of_features(tensors))
+        mask = mask_of_tokens(tensors) if mask is None else mask
         if tokens is not None and mask is not None and mask.shape == tokens.shape:
             found[part] = np.asarray(mask == 0)
     return found | _ignored_by_loss(view, phase, inputs, found, time_major=time_major)
@@ -412,13 +400,13 @@ def _ignored_by_target(target: np.ndarray, ignore_index: int | None, extent: Ext
 
 def _but_last_tokens(ignored: np.ndarray, tensors: dict[str, np.ndarray]) -> np.ndarray:
     """Return what is ignored less the last token of the last document of a row, which may have no target."""
-    tokens = _tokens(tensors)
+    tokens = tokens_of(tensors)
     documents = None if tokens is None else find_documents(tensors, tokens)
     if tokens is None or documents is None or tokens.shape != ignored.shape:
         return ignored
     kept = ignored.copy()
     for row, begins in zip(kept, documents.begins, strict=True):
-        if _run(row[::-1]) == 1 and not begins[-1]:
+        if run(row[::-1]) == 1 and not begins[-1]:
             row[-1] = False
     return kept
 
@@ -429,13 +417,13 @@ def _pad_value(
     """Return the token id that fills ignored positions at the ends of rows; None where there is none."""
     counts: Counter[int] = Counter()
     for part, tensors in inputs.items():
-        tokens = _tokens(tensors)
+        tokens = tokens_of(tensors)
         if tokens is None:
             continue
         if part in ignored:
             for row, skip in zip(tokens, ignored[part], strict=True):
                 for end, flags in ((row[::-1], skip[::-1]), (row, skip)):
-                    alike = _run(end[: _run(flags)] == end[0])  # a prompt is ignored too, and isn't padding
+                    alike = run(end[: run(flags)] == end[0])  # a prompt is ignored too, and isn't padding
                     counts.update({int(end[0]): alike} if alike else {})
         elif guess and tokens.shape[1] > 1:
             ends = tokens[tokens[:, -1] == tokens[:, -2]]
@@ -443,14 +431,9 @@ def _pad_value(
     if not counts:
         return None, ()
     pad = counts.most_common(1)[0][0]
-    guessed = any(_tokens(t) is not None and p not in ignored for p, t in inputs.items())
+    guessed = any(tokens_of(t) is not None and p not in ignored for p, t in inputs.items())
     note = f"padding is assumed to be token {pad} at the ends of rows (no mask or ignore_index was seen)"
     return pad, (note,) if guessed else ()
-
-
-def _run(flags: np.ndarray) -> int:
-    """Return the length of the leading run of true values."""
-    return int(len(flags) if flags.all() else np.argmin(flags))
 
 
 def _rows_of_part(
@@ -462,7 +445,7 @@ def _rows_of_part(
     documents: Documents | None,
     hidden: np.ndarray | None,
 ) -> list[Row]:
-    tokens = _tokens(tensors)
+    tokens = tokens_of(tensors)
     if documents is not None:
         tensors = {name: value for name, value in tensors.items() if name not in documents.told_by}
     rows = []
@@ -474,7 +457,7 @@ def _rows_of_part(
                 skip &= ignored[index]
             if hidden is not None:
                 skip |= hidden[index]
-            start, stop = _run(skip), len(skip) - _run(skip[::-1])
+            start, stop = run(skip), len(skip) - run(skip[::-1])
             if start >= stop:  # a row of nothing but padding keeps its full length
                 start, stop = 0, len(skip)
         idle = ignored is not None and bool(ignored[index].all())

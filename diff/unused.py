@@ -28,15 +28,17 @@ class _Calls:
     made: dict[tuple[_Pass, str], set[int]]
     used: dict[tuple[_Pass, str], set[int]]
 
-    def most(self, *, used: bool) -> Counter[str]:
-        """Return how many calls of each family any pass of training has."""
-        found: Counter[str] = Counter()
+    def numbers(self, *, used: bool) -> dict[str, set[int]]:
+        """Return how many calls of each family count, or don't, in passes where any loss does."""
+        trained = {at for at, _ in self.used}
         by_pass: Counter[tuple[_Pass, str]] = Counter()
-        for (at, name), calls in (self.used if used else self.made).items():
-            if at[2] is not None:
-                by_pass[at, _family(name)] += len(calls)
+        for (at, name), calls in self.made.items():
+            if at[2] is not None and at in trained:
+                own = self.used.get((at, name), set())
+                by_pass[at, _family(name)] += len(own if used else calls - own)
+        found: dict[str, set[int]] = defaultdict(set)
         for (_, family), count in by_pass.items():
-            found[family] = max(found[family], count)
+            found[family].add(count)
         return found
 
     def evaluated(self) -> set[str]:
@@ -47,12 +49,12 @@ class _Calls:
 def without_unused(a: Sequence[_Ranked], b: Sequence[_Ranked]) -> tuple[Kept, Kept, tuple[str, ...]]:
     """Return for each run which entries of losses count, and notes of what does not."""
     runs = (_calls(a), _calls(b))
-    used, made = ([run.most(used=which) for run in runs] for which in (True, False))
+    used, idle = ([run.numbers(used=which) for run in runs] for which in (True, False))
     only = runs[0].evaluated() ^ runs[1].evaluated()
     logged = {
         family
-        for family in {*made[0], *made[1]}
-        if used[0][family] == used[1][family] and made[0][family] != made[1][family]
+        for family in {*idle[0], *idle[1]}
+        if idle[0][family] - {0} != idle[1][family] - {0} and _nothing_lost(used, idle, family)
     }
     notes = [f"one run alone computes {name} without gradients: not compared" for name in sorted(only)]
     notes += [
@@ -61,6 +63,21 @@ def without_unused(a: Sequence[_Ranked], b: Sequence[_Ranked]) -> tuple[Kept, Ke
     ]
     keep_a, keep_b = (_keeping(run, logged, only) for run in runs)
     return keep_a, keep_b, tuple(notes)
+
+
+def _nothing_lost(
+    used: Sequence[dict[str, set[int]]], idle: Sequence[dict[str, set[int]]], family: str
+) -> bool:
+    """Tell whether all calls that count in one run do in the other: as many, or more where they are cut."""
+    a, b = (counts[family] - {0} for counts in used)
+    if a == b:
+        return True
+    looked_at = [any(counts[family]) for counts in idle]
+    return (
+        looked_at != [True, True]
+        and bool(a and b)
+        and (min(b) >= max(a) if looked_at[1] else min(a) >= max(b))
+    )
 
 
 def _keeping(run: _Calls, logged: set[str], only: set[str]) -> Kept:
@@ -73,7 +90,7 @@ def _keeping(run: _Calls, logged: set[str], only: set[str]) -> Kept:
         at, family = (rank, entry.step, entry.microbatch), _family(entry.name)
         if entry.microbatch is None:
             return None if family in only else entry
-        if family not in logged or at not in trained:
+        if family not in logged or at not in trained or entry.call not in run.made.get((at, entry.name), ()):
             return entry
         number = numbers.get((at, entry.name), {}).get(entry.call)
         return None if number is None else replace(entry, call=number)
@@ -86,7 +103,7 @@ def _calls(entries: Iterable[_Ranked]) -> _Calls:
     for rank, entry in entries:
         if entry.kind == Kind.LOSS and entry.name != "backward":
             key = ((rank, entry.step, entry.microbatch), entry.name)
-            if entry.slot in ("sum", "value"):  # labels may be given in more pieces than losses are computed
+            if entry.slot != "target":  # labels may be recorded of a call that is cut
                 found.made[key].add(entry.call)
             if entry.slot == "weight":
                 found.used[key].add(entry.call)

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 import numpy as np
 from msgspec.structs import replace
 
-from tensortrace.diff.began import at_the_objective
 from tensortrace.diff.catalog import Catalog, Part
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
@@ -37,6 +36,7 @@ from tensortrace.diff.result import (
     Verdict,
     Where,
 )
+from tensortrace.diff.roots import GRADIENTS, loss_first, objective
 from tensortrace.diff.uncalled import uncalled
 from tensortrace.diff.unseen import Unseen, unseen
 from tensortrace.tracer.layout import MANIFEST
@@ -57,18 +57,20 @@ def state_result(
 ) -> Result:
     """Return the result of an executed diff."""
     settled = settle(execution, a, b, offset)
-    origins = _origins(settled)
-    gradients, origins = origins, at_the_objective(origins, execution)
-    receivers = [o for o in settled.outcomes if o not in origins and (o.role == "receiver" or o in gradients)]
+    origins = loss_first(_origins(settled))
+    receivers = [o for o in settled.outcomes if o.role == "receiver" and o not in origins]
     stopped = any(note.startswith("stopped") for note in notes)
     coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
     causes, failed = name_causes(origins[0], execution, a, b, offset) if origins else ((), ())
-    if origins and not causes and origins[0] is not gradients[0]:  # a number alone seldom tells its cause
-        causes, failed = name_causes(gradients[0], execution, a, b, offset)
     told = all(cause.code == "boundary.missing" for cause in causes)
     if origins and told and (call := uncalled(origins[0], execution, a, b)):
         origins = [call, *origins]
         causes, failed = name_causes(call, execution, a, b, offset)
+    elif origins and (start := objective(origins[0], execution)):
+        origins, follow = _before_gradients(start, origins)
+        receivers = [*follow, *receivers]
+        found, failed = name_causes(start, execution, a, b, offset)
+        causes = found or causes  # what the gradients tell of the term
     looked = first_operation(origins[0], execution, a, b, offset) if origins else Looked()
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
     findings = tuple(_finding(o, "origin", execution) for o in origins[:MAX_ORIGINS])
@@ -111,6 +113,12 @@ def _origins(settled: Settled) -> list[Outcome]:
     if settled.declared:
         return [o for o in settled.outcomes if o.role in ("origin", "further")]
     return [*(origins or settled.outcomes[:1]), *(o for o in further if origins or o != settled.outcomes[0])]
+
+
+def _before_gradients(start: Outcome, origins: Sequence[Outcome]) -> tuple[list[Outcome], list[Outcome]]:
+    """Return the origins with what backward starts from first, and those that are its gradients."""
+    follow = [o for o in origins if o.node.step == start.node.step and o.node.slot.kind in GRADIENTS]
+    return [start, *(o for o in origins if o not in follow)], follow
 
 
 def _declared(settled: Settled, execution: Execution) -> Declared | None:

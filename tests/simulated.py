@@ -103,6 +103,10 @@ class Program:
         """Return ∂(backward root)/∂(one token's loss): DDP averages, so the loss is multiplied by ranks."""
         return self.setup.ranks / sum(counts.values())
 
+    def mask(self, at: At, targets: np.ndarray) -> np.ndarray | None:
+        """Return by what the program multiplies token losses; None where the function ignores some."""
+        return None
+
     def hook(self, step: int, rank: int, name: str, value: np.ndarray) -> np.ndarray:
         """Return what a tensor hook of the program makes of a local gradient."""
         return value
@@ -432,25 +436,31 @@ class _Pass:
     def _loss(self, logits: np.ndarray) -> np.ndarray:
         """Record the loss; return its gradient with respect to the logits."""
         logits_of = (Kind.ACTIVATION, ROOT, "out")
+        mask = self.program.mask(self.at, self.part.targets.reshape(-1))
         meta = Meta(reduction="sum", ignore_index=IGNORE, denominator=1.0)
-        targets = self._put(Kind.LOSS, "cross_entropy", "target", self.part.targets.reshape(-1), meta=meta)
+        targets = self.part.targets.reshape(-1)
+        if mask is not None:
+            meta, targets = Meta(reduction="none", ignore_index=IGNORE), np.maximum(targets, 0)
+        targets = self._put(Kind.LOSS, "cross_entropy", "target", targets, meta=meta)
         flat = logits.reshape(-1, logits.shape[-1])
         shifted = flat - flat.max(axis=1, keepdims=True)
         logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         valid = np.flatnonzero(targets != IGNORE)
         losses = -logs[valid, targets[valid]]
         total = losses.sum(dtype=np.float64)
-        self._put(Kind.LOSS, "cross_entropy", "value", np.float32(total), logits_of, meta=meta)
+        value = np.float32(total) if mask is None else losses.astype(np.float32)
+        self._put(Kind.LOSS, "cross_entropy", "value", value, logits_of, meta=meta)
         self._put(Kind.LOSS, "cross_entropy", "sum", np.float64(total), logits_of, meta=meta)
         self._put(Kind.LOSS, "cross_entropy", "count", np.int64(len(valid)), meta=meta)
-        root = np.float32(total * self.weight)
+        kept = np.ones(len(valid)) if mask is None else mask
+        root = np.float32((losses * kept).sum(dtype=np.float64) * self.weight)
         self._put(Kind.LOSS, "backward", "value", root, (Kind.LOSS, "cross_entropy", "value"))
-        weight = np.float64(np.float32(self.weight))
+        weight = np.float64(np.float32(self.weight)) * (1.0 if mask is None else mask)
         weight = self._put(Kind.LOSS, "cross_entropy", "weight", weight, meta=meta)
         gradient = np.zeros_like(flat)
         gradient[valid] = np.exp(logs[valid])
         gradient[valid, targets[valid]] -= 1
-        return (gradient * np.float32(weight)).reshape(logits.shape)
+        return (gradient * np.float32(weight).reshape(-1, 1)).reshape(logits.shape)
 
     def _grad(self, name: str, slot: str, value: np.ndarray) -> np.ndarray:
         return self._put(Kind.ACTIVATION_GRAD, name, slot, value)

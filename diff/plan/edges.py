@@ -24,7 +24,7 @@ class Edges:
     def __init__(self, pair: StepPair) -> None:
         self.pair = pair
         self.states = states_by_module(pair)
-        self.copies = _by_module(pair, (pair.a, pair.b), COPY)
+        self.written = _written(pair)
         self.producers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
         self.consumers: dict[Ref, dict[Ref, None]] = defaultdict(dict)
         self.calls: dict[tuple[str, str, int, int | None], list[Slot]] = defaultdict(list)
@@ -69,7 +69,7 @@ class Edges:
             if not any(p[1].name != slot.name for p in parents):
                 parents |= {(microbatch, s): None for s in self._inputs(slot, microbatch)}
             states = self.states.get(slot.name, ())
-            parents |= dict.fromkeys(self.copies.get(slot.name, ()))
+            parents |= dict.fromkeys(self.written.get(slot.name, ()))
             if microbatch in self.pair.evaluations and slot.phase == "train":
                 parents |= self._of_evaluation(microbatch)
             if slot.phase == "eval":  # an eval pass comes before or after the step's update
@@ -195,6 +195,15 @@ def merged(slot: Slot) -> Slot:
 def states_by_module(pair: StepPair) -> dict[str, list[Ref]]:
     """Return per module the parameters and buffers that it computes with, as the step before left them."""
     return _by_module(pair, (pair.before_a, pair.before_b), "model")
+
+
+def _written(pair: StepPair) -> dict[str, list[Ref]]:
+    """Return per module the parameters that the program wrote since the step before, as copies of masters."""
+    found: dict[str, list[Ref]] = defaultdict(list)
+    for slot in (COPY, "start"):
+        for module, refs in _by_module(pair, (pair.a, pair.b), slot).items():
+            found[module] += refs
+    return found
 
 
 def _by_module(pair: StepPair, views: tuple[StepView, StepView], slot_of: str) -> dict[str, list[Ref]]:

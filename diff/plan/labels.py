@@ -37,6 +37,20 @@ def labels_in_order(a: Sequence[Item], b: Sequence[Item]) -> Assembled:
     return Assembled(sorted_labels(a), sorted_labels(b))
 
 
+def where_both_count(loaded: Assembled, a: Sequence[Item], b: Sequence[Item]) -> Assembled:
+    """Return labels without those that either run's function ignores, where a mask may act behind it.
+
+    What a mask leaves out is told by the count, and its label may be anything.
+    """
+    metas = [item.entry.meta for item in (*a, *b)]
+    index = metas[0].ignore_index
+    masked = any(meta.reduction == "none" for meta in metas)
+    if index is None or not masked or any(meta.ignore_index != index for meta in metas):
+        return loaded
+    either = (loaded.a == index) | (loaded.b == index)
+    return loaded._replace(a=np.where(either, index, loaded.a), b=np.where(either, index, loaded.b))
+
+
 def sorted_labels(items: Sequence[Item]) -> np.ndarray:
     """Return all valid labels in rising order."""
     return np.sort(np.concatenate([_valid(item) for item in items]))

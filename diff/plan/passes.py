@@ -23,7 +23,14 @@ from tensortrace.diff.plan.edges import SUMMED, Edges
 from tensortrace.diff.plan.evaluations import AMPLIFIED
 from tensortrace.diff.plan.fitted import gradient_scale, of_a_sum
 from tensortrace.diff.plan.gates import without_flipped
-from tensortrace.diff.plan.labels import cut_otherwise, is_target, labels_in_order, sorted_labels
+from tensortrace.diff.plan.labels import (
+    cut_otherwise,
+    is_target,
+    labels_in_order,
+    sorted_labels,
+    where_both_count,
+)
+from tensortrace.diff.plan.packed import is_order_of_packed, unpacked
 from tensortrace.diff.plan.precision import (
     eps_of_loss,
     eps_of_scores,
@@ -40,6 +47,8 @@ _OTHER_SUMS = "one run gives the gradient of all modules that take this tensor, 
 _UNUSED = "nothing consumed this output and no gradient reached it, unlike others of the same call"
 
 _PACKED = "it says how long packed documents are, and the runs pack them differently"
+
+_PACKED_ORDER = "it is the order in which a call packs its own rows, which meet as the batch has them"
 
 _CRITERION = "the module computes nothing but a loss, which is compared by itself"
 
@@ -68,6 +77,9 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
             if _other_packing(a, b, pair):
                 side: Side = "both" if a and b else "a" if a else "b"
                 plan.one_sided.append(OneSided(side, slot, microbatch, (*a, *b), _PACKED, counts=False))
+            elif is_order_of_packed(slot, pair):
+                side = "both" if a and b else "a" if a else "b"
+                plan.one_sided.append(OneSided(side, slot, microbatch, (*a, *b), _PACKED_ORDER, counts=False))
             elif other and a and b:
                 plan.one_sided.append(OneSided("both", slot, microbatch, (*a, *b), other, counts=False))
             elif (unused or slot.name in criteria) and not (a and b):
@@ -252,6 +264,7 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
 
         def gradients(scale: Scale) -> Assembled:
             def one(x: tuple[Item, ...], y: tuple[Item, ...]) -> Assembled:
+                x, y = unpacked(slot, x, y, pair) or (x, y)
                 found = of_a_sum(slot, x, y, pair, scale)
                 found = found or by_rows(x, y, pairing, scale_b=scale, additive=True)
                 if not found.owners and _lacks_gradients(pair):
@@ -263,9 +276,13 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
             return summed_over_passes(slot, a, b, pair, calls, one) if calls else one(a, b)
 
         return _or_dispatched(gradients, slot, a, b, pair, lambda: gradient_scale(pair))
-    return _or_dispatched(
-        lambda _: by_rows(a, b, pairing, row_bound=slot.kind == Kind.LOSS), slot, a, b, pair, lambda: None
-    )
+
+    def values(_: Scale) -> Assembled:
+        x, y = unpacked(slot, a, b, pair) or (a, b)
+        found = by_rows(x, y, pairing, row_bound=slot.kind == Kind.LOSS)
+        return where_both_count(found, a, b) if is_target(slot) else found
+
+    return _or_dispatched(values, slot, a, b, pair, lambda: None)
 
 
 def _lacks_gradients(pair: StepPair) -> bool:

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from tensortrace.tracer.types import Kind, Meta
-from tests.integration.judged import Judge, judge_in, place
-from tests.simulated import At, Program
+from tests.integration.judged import Judge, assert_equivalent, codes, first, judge_in, place
+from tests.simulated import IGNORE, At, Program
 
 
 @pytest.fixture
@@ -149,3 +149,106 @@ def test_a_term_by_hand_beside_a_recognised_one_is_judged_by_its_gradients(judge
 
 def test_a_term_that_a_run_forgets_is_not_excused(judge: Judge) -> None:
     assert judge(TwoTerms(), OneForgotten(order=1)).verdict != "equivalent"
+
+
+class Masked(Program):
+    """Asks for the loss of each token, padding included, and multiplies it by a mask."""
+
+    def mask(self, at: At, targets: np.ndarray) -> np.ndarray | None:
+        return np.asarray(targets != IGNORE, dtype=np.float64)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_mask_behind_the_loss_is_the_same_as_labels_that_are_ignored(judge: Judge, ranks: int) -> None:
+    assert_equivalent(judge(Program(), Masked(ranks=ranks)))
+    assert_equivalent(judge(Masked(), Program(ranks=ranks, accumulate=2)))
+    assert_equivalent(judge(Masked(ranks=ranks), Masked()))
+
+
+@pytest.mark.parametrize("reference", [Program, Masked])
+def test_a_mask_that_is_forgotten_counts_padding(judge: Judge, reference: type[Program]) -> None:
+    class Forgotten(Masked):
+        def mask(self, at: At, targets: np.ndarray) -> np.ndarray | None:
+            mask = super().mask(at, targets)
+            return mask if at.step != 1 or mask is None else np.ones_like(mask)
+
+    result = judge(reference(), Forgotten())
+    assert place(result) == (1, 0, "loss", "cross_entropy", "count")
+    assert codes(result)[0] == "mask.padding_leak"
+
+
+@pytest.mark.parametrize("reference", [Program, Masked])
+def test_a_mask_that_is_shifted_by_one_takes_other_labels(judge: Judge, reference: type[Program]) -> None:
+    class Shifted(Masked):
+        def mask(self, at: At, targets: np.ndarray) -> np.ndarray | None:
+            mask = super().mask(at, targets)
+            return mask if at.step != 1 or mask is None else np.roll(mask, 1)
+
+    assert place(judge(reference(), Shifted()))[:4] == (1, 0, "loss", "cross_entropy")
+
+
+@pytest.mark.parametrize("reference", [Program, Masked])
+def test_a_mean_over_what_is_masked_too_weighs_less(judge: Judge, reference: type[Program]) -> None:
+    class Diluted(Masked):
+        def token_weight(self, counts: dict[tuple[int, int], int], rank: int, microbatch: int) -> float:
+            return 0.75 * super().token_weight(counts, rank, microbatch)
+
+    result = judge(reference(), Diluted())
+    assert place(result) == (0, 0, "loss", "cross_entropy", "weight")
+    assert first(result).metrics is not None
+    assert codes(result)[0].startswith("scale.")
+
+
+class Penalised(Program):
+    """Adds a penalty to its objective that no loss function computes: a hundredth of the squared scores."""
+
+    coefficient = 0.01
+
+    def run(self) -> list[list[Any]]:
+        self.scores: np.ndarray = np.zeros(1)
+        return super().run()
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        if at.microbatch is None:
+            return value
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "(root)", "out"):
+            self.scores = value
+        penalty = np.float32(self.of_step(at.step))
+        if (at.kind, at.name) == (Kind.LOSS, "backward"):
+            return np.asarray(value + penalty * np.float32(np.square(self.scores).mean()))
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION_GRAD, "(root)", "out"):
+            return np.asarray(value + 2 * penalty * self.scores / np.float32(self.scores.size))
+        return value
+
+    def of_step(self, step: int) -> float:
+        return self.coefficient
+
+
+def test_another_coefficient_of_a_term_is_told_where_backward_starts(judge: Judge) -> None:
+    class Later(Penalised):
+        def of_step(self, step: int) -> float:
+            return 1.01 * self.coefficient if step == 1 else self.coefficient
+
+    assert_equivalent(judge(Penalised(), Penalised(order=1)))
+    result = judge(Penalised(), Later(order=1))
+    assert place(result) == (1, 0, "loss", "backward", "value")
+    assert not any(o.where.kind == "activation_grad" and o.where.step == 1 for o in result.origins)
+    assert place(judge(Penalised(), Program()))[1:] == (0, "loss", "backward", "value")
+
+
+def test_a_number_without_a_gradient_may_be_added_to_an_objective(judge: Judge) -> None:
+    class Shifted(Program):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            return value + np.float32(1) if (at.kind, at.name) == (Kind.LOSS, "backward") else value
+
+    assert_equivalent(judge(Program(), Shifted()))
+
+
+def test_a_wrong_gradient_of_an_equal_objective_stays_where_it_is(judge: Judge) -> None:
+    class Wrong(Program):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            wrong = (at.step, at.kind, at.name, at.slot) == (1, Kind.ACTIVATION_GRAD, "act", "out")
+            return 1.001 * value if wrong else value
+
+    assert place(judge(Program(), Wrong())) == (1, 0, "activation_grad", "act", "out")
+    assert place(judge(Program(order=1), Wrong())) == (1, 0, "activation_grad", "act", "out")

@@ -125,3 +125,43 @@ def test_a_master_given_a_wrong_gradient_is_told_at_its_parameter(judge: Judge) 
 
     result = judge(Mastered(ranks=2, steps=2), Scaled(ranks=2, steps=2))
     assert place(result)[2:] == ("clipped_grad", "hidden.weight", "before")
+
+
+class Flat(Mastered):
+    """The same with one flat float32 vector in the optimizer, of which all parameters are slices."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(weight_decay=0.0, **settings)
+        self.pieces: dict[tuple[Any, ...], list[np.ndarray]] = {}
+
+    def groups(self) -> list[tuple[tuple[str, ...], dict[str, float]]]:
+        return [(NAMES, {})]
+
+    def _put(self, at: At, value: Any, *, meta: Meta | None = None, **more: Any) -> Any:
+        if meta is not None and meta.members:
+            meta = replace(meta, members=NAMES[:1])
+        of_master = at.kind in _OF_MASTERS and at.name in NAMES and at.slot != "start"
+        if not of_master or (at.step == INIT_STEP and value.dtype == np.float16):
+            return super()._put(at, value, meta=meta, **more)
+        pieces = self.pieces.setdefault((at.step, at.rank, at.kind, at.slot), [])
+        pieces.append(np.ravel(value))
+        if len(pieces) == len(NAMES):
+            whole = pieces[0][:1] if at.slot == "step" else np.concatenate(pieces)
+            super()._put(at._replace(name=NAMES[0]), whole.astype(np.float32), meta=meta, **more)
+        return value
+
+
+def test_parameters_that_are_slices_of_a_flat_vector_go_by_it(judge: Judge) -> None:
+    assert_equivalent(judge(Flat(steps=4), Flat(accumulate=2, steps=4)))
+
+
+def test_a_slice_copied_from_another_place_is_told(judge: Judge) -> None:
+    class Shifted(Flat):
+        def copies(self, step: int, rank: int) -> dict[str, np.ndarray]:
+            found = super().copies(step, rank)
+            if step == 2:
+                found["head.weight"] = np.roll(found["head.weight"], 1)
+            return found
+
+    result = judge(Flat(steps=4), Shifted(accumulate=2, steps=4))
+    assert place(result)[:4] == (2, None, "param", "head.weight")

@@ -111,7 +111,7 @@ def _gathers(root: Node) -> list[_Found]:
 def _log_softmax_below(node: Node) -> Node | None:
     for _ in range(MAX_STEPS_BELOW):
         below = node.next_functions[0][0] if node.next_functions else None
-        if below is None:
+        if below is None or below.name() in SELECTING:  # what was gathered may be masked by choosing
             return None
         if below.name() == "LogSoftmaxBackward0":
             return below

@@ -74,3 +74,36 @@ def test_where_no_weight_was_recorded_nothing_is_left_out() -> None:
     )
     _, keep_b, _ = without_unused(a, b)
     assert kept(keep_b, b) == [("cross_entropy", 0), ("cross_entropy", 1)]
+
+
+def test_a_call_in_the_passes_of_one_optimizer_alone_is_left_out() -> None:
+    """As the saturating loss of a generator, computed beside the one that is descended."""
+    bce = "binary_cross_entropy_with_logits"
+    both = [(bce, 0, 0, True), (bce, 1, 0, True), (bce, 0, 1, True)]
+    a, b = entries(both), entries([*both[:2], (bce, 0, 1, False), (bce, 1, 1, True)])
+    _, keep_b, notes = without_unused(a, b)
+    assert kept(keep_b, b) == [(bce, 0), (bce, 1), (bce, 0)]
+    assert len(notes) == 1
+
+
+def test_a_loss_that_is_cut_into_rows_may_be_logged_too() -> None:
+    rows = [("cross_entropy", n, 0, True) for n in range(4)]
+    a, b = entries(PLAIN), entries([*rows, ("cross_entropy", 4, 0, False)])
+    _, keep_b, _ = without_unused(a, b)
+    assert kept(keep_b, b) == [("cross_entropy", n) for n in range(4)]
+
+
+def test_one_of_two_terms_that_lost_its_gradient_in_some_steps_is_no_logging() -> None:
+    both = [("cross_entropy", n, m, True) for m in (0, 1) for n in (0, 1)]
+    a, b = entries(both), entries([*both[:3], ("cross_entropy", 1, 1, False)])
+    _, keep_b, notes = without_unused(a, b)
+    assert len(kept(keep_b, b)) == 4
+    assert notes == ()
+
+
+def test_what_both_runs_log_is_compared() -> None:
+    a = entries([*PLAIN, ("cross_entropy", 1, 0, False)])
+    b = entries([("cross_entropy", 0, 0, False), ("cross_entropy", 1, 0, True)])
+    keep_a, keep_b, notes = without_unused(a, b)
+    assert len(kept(keep_a, a)) == len(kept(keep_b, b)) == 2
+    assert notes == ()

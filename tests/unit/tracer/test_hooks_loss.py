@@ -170,6 +170,19 @@ def test_a_loss_written_by_hand_is_found_from_its_graph(style: str) -> None:
     assert sink.one("loss", name, "weight").flatten().tolist() == [0.5, 0.5, 0.0]
 
 
+@pytest.mark.parametrize("style", ["choose", "where"])
+def test_a_loss_by_hand_may_choose_its_tokens_after_the_gather(style: str) -> None:
+    valid = TARGET != -100
+    with recording() as sink:
+        logs = F.log_softmax(LOGITS, dim=-1).gather(1, TARGET.clamp(min=0)[:, None])[..., 0]
+        kept = logs[valid] if style == "choose" else torch.where(valid, logs, 0.0)
+        (-kept.sum() / 2).backward()
+    name = "log_softmax.gather"
+    assert sink.one("loss", name, "sum").item() == pytest.approx(sum(token_losses()), rel=1e-6)
+    assert sink.one("loss", name, "count").item() == 2
+    assert sink.one("loss", name, "weight").flatten().tolist() == [0.5, 0.5, 0.0]
+
+
 def test_smoothed_labels_by_hand_weigh_and_lose_what_cross_entropy_does() -> None:
     labels = TARGET.clamp(min=0)
     wanted = F.cross_entropy(LOGITS.double(), labels, reduction="sum", label_smoothing=0.2)
