@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -125,11 +126,19 @@ def body_of(way: Joined, ndim: int, *, split_axis: bool) -> Body:
     if way.term is None:
         names[way.dim] += f"[{PART}]"
         return Body(" ".join(names))
+    names = _other_names(names, way.dim, way.term.text)
     whole = [*names[: way.dim], way.term.whole, *names[way.dim + 1 :]]
     names[way.dim] = way.term.text
     turned = " ".join(whole) if way.term.permutes else None
     added = [f"partial:{PART}"] if way.how == "added" else []
     return Body(" ".join([*names, *added]), None, way.term.sizes, way.term.valid, turned)
+
+
+def _other_names(names: Sequence[str], dim: int, term: str) -> list[str]:
+    """Return names of dimensions of which none but that of ``dim`` is one that its term has."""
+    taken = set(re.findall(r"[a-z]+[0-9]*", re.sub(r"\[[^\]]*\]", "", term)))
+    free = (name for name in "bshdefg" if name not in taken and name not in names)
+    return [next(free) if name in taken and at != dim else name for at, name in enumerate(names)]
 
 
 def ids_of(own: Recorded, microbatch: int) -> np.ndarray | None:

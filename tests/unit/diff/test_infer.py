@@ -12,9 +12,9 @@ from tensortrace.diff.infer.found import Term
 from tensortrace.diff.infer.grid import find_grid
 from tensortrace.diff.infer.names import offset_renames, offsets_of, other_renames
 from tensortrace.diff.infer.params import place, straightened
-from tensortrace.diff.infer.passes import Reference
+from tensortrace.diff.infer.passes import Reference, body_of
 from tensortrace.diff.infer.terms import find_term
-from tensortrace.diff.infer.values import Candidate, ways_to_join
+from tensortrace.diff.infer.values import Candidate, Joined, ways_to_join
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.types import Kind
 
@@ -194,3 +194,11 @@ def test_rows_of_the_reference_are_found_wherever_they_are(
     assert len(found) == len(expected(value))
     for cut, wanted in zip(found, expected(value), strict=True):
         np.testing.assert_array_equal(cut, wanted)
+
+
+def test_a_term_shares_no_name_with_another_dimension() -> None:
+    positions = Term("s[cp:zigzag]", "", (), ())
+    assert body_of(Joined("split", 0.0, 0, positions), 2, split_axis=True).dims == "s[cp:zigzag] h"
+    assert body_of(Joined("split", 0.0, 1, positions), 3, split_axis=True).dims == "b s[cp:zigzag] h"
+    blocks = Term("(h1|h2)[tp]", "", (("h1", 2), ("h2", 2)), ())
+    assert body_of(Joined("split", 0.0, 2, blocks), 3, split_axis=True).dims == "b s (h1|h2)[tp]"
