@@ -18,6 +18,9 @@ from tensortrace.tracer.types import Kind
 AGREES = 1e-2
 """Relative difference up to which consumed gradients are taken as clipped alike; judged exactly later."""
 
+MOST_ELEMENTS = 1 << 26
+"""So many elements of gradients are read to find a factor that all of them have."""
+
 
 def read_gradients(view: StepView, other: StepView) -> Gradients:
     """Return the gradient rungs of a run, with what it clips by hand where the other is seen to clip."""
@@ -37,7 +40,7 @@ def scales_by_hand(clipping: Gradients, other: Gradients) -> bool:
     if not names or any(other.before_clip(name) for name in names):
         return False
     shrunk = False
-    for name in names:
+    for name in _smallest(names, other):
         rung, before = other.last_rung_copies(name), clipping.before_clip(name)
         if not rung or before is None or not _agree(before, rung[0]):
             return False
@@ -49,6 +52,17 @@ def scales_by_hand(clipping: Gradients, other: Gradients) -> bool:
                 return False
             shrunk = shrunk or factor < 1 - AGREES
     return shrunk
+
+
+def _smallest(names: Sequence[str], gradients: Gradients) -> Iterator[str]:
+    """Yield parameters from the smallest on, at least one and no more than can be read whole."""
+    sizes = {n: sum(math.prod(i.entry.local_shape) for i in gradients.consumed_copies(n)) for n in names}
+    total = 0
+    for number, name in enumerate(sorted(names, key=sizes.__getitem__)):
+        total += sizes[name]
+        if number and total > MOST_ELEMENTS:
+            return
+        yield name
 
 
 def _by_rank(before: Sequence[Item], after: Sequence[Item]) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensortrace.diff.catalog import Slot, StepView
-from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.causes.case import Case, Proposal, told
 from tensortrace.diff.plan.comparison import replica
 from tensortrace.tracer.types import Kind
 
@@ -149,6 +149,26 @@ def param_missing(case: Case) -> Sequence[Proposal]:
     if found is None or found.slot.slot != "members":
         return ()
     text = found.reason
+    at_rest = _steps_that_update(case, found.side, found.names)
+    if at_rest:
+        lacking = "b" if found.side == "a" else "a"
+        names = ", ".join(found.names[:3]) + (", …" if len(found.names) > 3 else "")
+        text = (
+            f"the optimizer of {names} makes no step in step {case.origin.node.step} of {lacking}, as it "
+            f"does in step {', '.join(map(str, at_rest[:3]))}"
+        )
+        return (told("boundary.missing", text, len(found.names), "parameters that are left as they were"),)
     one, none = np.ones(1), np.zeros(1)
     actual, reference = (none, one) if found.side == "a" else (one, none)
     return (Proposal("optimizer.param_missing", text, [actual], [actual], [reference]),)
+
+
+def _steps_that_update(case: Case, side: str, names: Sequence[str]) -> list[int]:
+    """Return the steps in which the run that lacks an update of parameters makes it."""
+    found = []
+    for view_a, view_b in case.views():
+        lacking = view_b if side == "a" else view_a
+        members = {n for _, i in lacking.find(Kind.SCHEDULE) for each in i for n in each.entry.meta.members}
+        if members.issuperset(names):
+            found.append(view_a.step)
+    return found

@@ -267,11 +267,20 @@ def _plan_groups(pair: StepPair, plan: StepPlan) -> None:
         told_of = f" on rank {', '.join(map(str, ranks))}{' of a' if in_a else ''}"
         where = told_of if differs and set(ranks) < set(_ranks(run)) else ""
         text = f"{slot.slot} of {_parameters(len(owners))}{where} ({names})"
-        parents = positions if slot.slot == "lr" else ()
+        parents = positions if slot.slot == "lr" or _moves(slot, x, y, pair) else ()
         plan.comparisons = [c for c in plan.comparisons if c.slot != slot] if differs else plan.comparisons
         plan.comparisons.append(_exact(slot, x, y, parents, text=text))
     if not (pair.gradients_a.by_program or pair.gradients_b.by_program):
         _plan_membership(values_a, values_b, plan)
+
+
+def _moves(slot: Slot, x: Item, y: Item, pair: StepPair) -> bool:
+    """Tell whether a hyperparameter is no longer what it was in the step before: a scheduler moves it."""
+    sides = ((x, pair.before_a), (y, pair.before_b))
+    return any(
+        (before := view.items.get(slot, ())) and replica(before).entry.digest != item.entry.digest
+        for item, view in sides
+    )
 
 
 def _parameters(count: int) -> str:

@@ -150,6 +150,38 @@ def test_a_parameter_that_no_optimizer_holds_is_named(judge: Judge) -> None:
     assert "hidden.weight" in result.causes[0].text
 
 
+def test_a_step_that_one_optimizer_leaves_out_is_no_parameter_without_optimizer(judge: Judge) -> None:
+    class LeftOut(Program):
+        def before_update(self, step: int, rank: int) -> None:
+            self.left_out = step == 1
+
+        def groups(self) -> Groups:
+            return super().groups()[: 1 if self.left_out else 2]
+
+    result = judge(Program(), LeftOut())
+    assert place(result) == (1, None, "schedule", "optimizer.0.group.1", "members")
+    assert codes(result)[0] == "boundary.missing"
+    assert "makes no step in step 1 of b, as it does in step 0, 2" in result.causes[0].text
+
+
+class Cycled(Program):
+    """A schedule that moves the learning rate and one of the betas."""
+
+    def _hypers(self, rate: float) -> dict[str, float]:
+        return super()._hypers(rate) | {"betas.0": 0.8 + rate}
+
+
+def test_what_a_scheduler_moves_follows_from_its_position(judge: Judge) -> None:
+    class Ahead(Cycled):
+        def position(self, step: int) -> int:
+            return super().position(step) + (step > 0)
+
+    result = judge(Cycled(), Ahead())
+    assert place(result) == (1, None, "schedule", "scheduler.0", "position")
+    assert codes(result) == ["schedule.position"]
+    assert origin_steps(result) == {1}  # what it is in step 2 follows from that
+
+
 @pytest.mark.parametrize("since", [0, 1])
 def test_a_parameter_that_the_optimizer_passes_over_is_named(judge: Judge, since: int) -> None:
     class Passing(Program):
