@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.digests import Digests
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.names import class_of, tensors_of
@@ -24,9 +26,17 @@ from tensortrace.tracer.types import INIT_STEP, Kind, Meta
 IN_DICT = "(copy)"
 """The prefix of a copy that is a mapping from the model's names to tensors."""
 
+_OURS = 2
+"""References to an object that a mapping alone holds, while they are counted."""
+
 
 class Duplicates:
-    """The copies known so far, held weakly; each is recorded as ``buffer`` in the windows that change it.
+    """The copies known so far; each is recorded as ``buffer`` in the windows that change it.
+
+    They are held weakly until a window changes one: an average that a function keeps is gone when the
+    function returns, before its last window closes. From then on each is held until a window closes in which
+    nobody else does. A mapping has its number from the first window that changes it: others lie about in one
+    run only.
 
     They are looked for among all living objects when the first window opens and when it closes (copies may be
     made after the first step), which takes hundredths of a second; an AveragedModel also when it is updated.
@@ -36,11 +46,14 @@ class Duplicates:
         self._session = session
         self._digests = Digests()
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
-        self._tensors: dict[str, weakref.ref[torch.Tensor]] = {}
+        self._tensors: dict[tuple[int, str], weakref.ref[torch.Tensor]] = {}
         self._dicts = 0
+        self._numbers: dict[int, int] = {}
+        self._held: dict[int, object] = {}
         self._looked_after_a_step = False
         session.clock.before_first.append(self._look)
         session.clock.before_close.append(self.record)
+        session.patches.on_undo(self._held.clear)
 
     def install(self) -> None:
         """Watch torch's own averages."""
@@ -58,9 +71,8 @@ class Duplicates:
         at = self._session.clock.window()
         if at.step == INIT_STEP:
             return
-        for name, tensor in self._living():
-            if self._session.wants(Kind.BUFFER, name, at) and self._digests.changed(tensor):
-                self._session.emit(tensor, at, Kind.BUFFER, name, "model", meta=Meta(text="copy"))
+        self._record_changes(at)
+        self._let_go()
         if not self._looked_after_a_step:
             self._looked_after_a_step = True
             self._look()
@@ -70,14 +82,35 @@ class Duplicates:
         if all(known() is not model for known in self._modules.values()):
             self._add_module(model)
 
-    def _living(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for prefix, reference in self._modules.items():
+    def _record_changes(self, at: Moment) -> None:
+        """Record what changed, and hold it from now on."""
+        for prefix, reference in list(self._modules.items()):
             module = reference()
             for name, tensor in tensors_of(module) if module is not None else ():
-                yield f"{prefix}.{name}", tensor
-        for name, held in self._tensors.items():
-            if (living := held()) is not None:
-                yield name, living
+                if self._record(f"{prefix}.{name}", tensor, at):
+                    self._held[id(module)] = module
+        for (which, name), held in list(self._tensors.items()):
+            value = held()
+            if value is not None and self._record(f"{self._prefix(which)}.{name}", value, at):
+                self._numbers.setdefault(which, len(self._numbers))
+                self._held[id(value)] = value
+
+    def _record(self, name: str, tensor: torch.Tensor, at: Moment) -> bool:
+        """Record a tensor of a copy if the window changed it; tell whether it did."""
+        if not self._session.wants(Kind.BUFFER, name, at) or not self._digests.changed(tensor):
+            return False
+        self._session.emit(tensor, at, Kind.BUFFER, name, "model", meta=Meta(text="copy"))
+        return True
+
+    def _prefix(self, which: int) -> str:
+        number = self._numbers.get(which, len(self._numbers))
+        return f"{IN_DICT}.{number}" if number else IN_DICT
+
+    def _let_go(self) -> None:
+        """Hold no longer what nobody else holds: its last value is recorded."""
+        for key in list(self._held):
+            if sys.getrefcount(self._held[key]) <= _OURS:
+                del self._held[key]
 
     def _look(self) -> None:
         model = _Model(self._session)
@@ -108,10 +141,9 @@ class Duplicates:
     def _add_dict(self, held: Mapping[str, torch.Tensor]) -> None:
         if any(known() is tensor for tensor in held.values() for known in self._tensors.values()):
             return
-        prefix = f"{IN_DICT}.{self._dicts}" if self._dicts else IN_DICT
-        self._dicts += 1
         for name, tensor in held.items():
-            self._tensors[f"{prefix}.{name.removeprefix('module.')}"] = weakref.ref(tensor)
+            self._tensors[self._dicts, name.removeprefix("module.")] = weakref.ref(tensor)
+        self._dicts += 1
         self._note(held.values())
 
     def _note(self, tensors: Iterable[torch.Tensor]) -> None:
