@@ -114,8 +114,8 @@ def test_averages_of_the_model_are_buffers_under_names_of_their_own(corners: Cor
     prefixes = ("AveragedModel.module", "Sequential", "(copy)")
     expected = {f"{prefix}.{name}" for prefix in prefixes for name in names}
     assert {entry.name for entry in entries} == {*expected, "AveragedModel.n_averaged"}
-    closed = 2  # of three windows: when the recording ends, the program has let go of its averages
-    assert len(entries) == closed * (3 * len(names) + 1)
+    windows = 3  # when the recording ends, the program has let go of its averages: the last value is there
+    assert len(entries) == windows * (3 * len(names) + 1)
     assert {"optimizer.0", "optimizer.1"} <= schedules, "one of them leaves out super().__init__()"
     outcome = harness.diff(folder / "averages", folder / "averages:decay")
     assert {o.where.kind for o in outcome.result.origins} == {"buffer"}
