@@ -42,6 +42,7 @@ class AfterHooks:
         self._session = session
         self._arrived: dict[int, _Arrived] = {}
         self._watched: dict[int, tuple[Any, Any]] = {}
+        self._with_hooks: set[int] = set()
 
     def watch(self, leaf: torch.Tensor, parameter: torch.Tensor) -> None:
         """Before a backward: watch the node that accumulates a leaf's gradient, if the program has hooks."""
@@ -51,11 +52,12 @@ class AfterHooks:
         with unobserved():
             node = get_gradient_edge(leaf).node
         handle = node.register_prehook(self._hook(weakref.ref(parameter)))
+        self._with_hooks.add(id(parameter))
         self._watched[id(leaf)] = node, handle  # the node is kept: autograd makes another once it is gone
 
     def arrived(self, parameter: torch.Tensor, gradient: torch.Tensor, at: Moment, call: int) -> None:
         """Note a gradient that no hook of the program has seen yet."""
-        if self._watched:
+        if id(parameter) in self._with_hooks:  # of others a reference would make autograd copy the gradient
             self._arrived[id(parameter)] = _Arrived(
                 gradient, gradient._version, self._session.collectives, at, call
             )
@@ -65,6 +67,7 @@ class AfterHooks:
         for _, handle in self._watched.values():
             handle.remove()
         self._watched.clear()
+        self._with_hooks.clear()
         self._arrived.clear()
 
     def _hook(self, parameter: weakref.ref[torch.Tensor]) -> Callable[[tuple[torch.Tensor, ...]], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -96,3 +97,37 @@ def test_no_gradient_outlives_its_backward_on_our_account() -> None:
         model.zero_grad()
         gc.collect()
         assert seen[0]() is None
+
+
+class Returning(torch.autograd.Function):
+    """Returns a gradient whose address is noted."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, noted: list[int]) -> torch.Tensor:
+        ctx.noted = noted
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        made = gradient * 3
+        ctx.noted.append(made.data_ptr())
+        return made, None
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooked, self.plain = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+
+    def forward(self, noted: list[int]) -> torch.Tensor:
+        return (self.hooked * 2 + Returning.apply(self.plain, noted)).sum()
+
+
+def test_gradients_of_parameters_without_hooks_are_not_held() -> None:
+    noted: list[int] = []
+    with recording():
+        model = Two()
+        model.hooked.register_hook(lambda gradient: gradient * 2)
+        model(noted).backward()
+    assert model.plain.grad is not None
+    assert [model.plain.grad.data_ptr()] == noted  # autograd took it, as it does where nobody else holds it
