@@ -198,13 +198,33 @@ class StepPair:
         A run may lack one of the other's only where it computes a term that is not recognised.
         """
         of_a, of_b = terms_of(self.a), terms_of(self.b)
-        unexplained = (of_a - of_b and not has_unknown_loss(self.b)) or (
-            of_b - of_a and not has_unknown_loss(self.a)
+        unexplained = (of_a - of_b and not has_unknown_loss(self.b, self.a)) or (
+            of_b - of_a and not has_unknown_loss(self.a, self.b)
         )
         if len(of_a | of_b) < 2 or unexplained:
             return {}
         common = sorted(of_a & of_b)
         return {term: (token_weights(self.a, term), token_weights(self.b, term)) for term in common}
+
+    @cached_property
+    def weighed_inside(self) -> Literal["a", "b", ""]:
+        """The run that gives its one loss the weights of terms, where the other multiplies by them.
+
+        Then what each term weighs and what its loss is agree in their product only. Runs of one scheme alone.
+        """
+        names = {name for view in (self.a, self.b) for name, _ in terms_of(view)}
+        sides = [w.weight for w in (self.weights_a, self.weights_b)]
+        if (
+            len(names) != 1
+            or not self.same_scheme
+            or self.whole_on_ranks
+            or sides[0].keys() != sides[1].keys()
+        ):
+            return ""
+        single = [bool(side) and all(side.values()) for side in sides]
+        if single[0] == single[1] or any(v is not None for v in sides[single[0]].values()):
+            return ""
+        return "a" if single[0] else "b"
 
     @cached_property
     def effective_terms(self) -> TermWeights | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, one_for
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.dispatch import CLOSE
-from tensortrace.diff.objective import has_unknown_loss
+from tensortrace.diff.objective import has_unknown_loss, weighed_sum
 from tensortrace.diff.orders import distance
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.backward import calls_of_pass, summed_over_passes
@@ -181,7 +182,7 @@ def _plan_one(
     parents, earlier = edges.of(slot, microbatch)
     if not a or not b:
         side, items = ("a", a) if a else ("b", b)
-        excuse = _excuse(slot, pair.b if a else pair.a)
+        excuse = _excuse(slot, *((pair.b, pair.a) if a else (pair.a, pair.b)))
         plan.one_sided.append(
             OneSided(
                 "a" if a else "b", slot, microbatch, items, excuse or f"recorded only in {side}",
@@ -210,9 +211,9 @@ def _plan_one(
     )
 
 
-def _excuse(slot: Slot, lacking: StepView) -> str:
+def _excuse(slot: Slot, lacking: StepView, other: StepView) -> str:
     """Return why a run does not have a boundary that it need not have, "" where it should."""
-    if slot.kind == Kind.LOSS and has_unknown_loss(lacking):
+    if slot.kind == Kind.LOSS and has_unknown_loss(lacking, other):
         return UNKNOWN_LOSS
     if slot.name.startswith(STAGE):
         return "what pipeline stages exchange"
@@ -254,6 +255,8 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
     if slot.kind == Kind.LOSS and slot.slot in SUMMED:
         if slot.phase == "eval":  # every rank may have evaluated the same rows: each counts once
             a, b = (_of_rows(side, items, pairing) for side, items in enumerate((a, b)))
+        if slot.slot == "sum" and slot.phase == "train" and pair.weighed_inside:
+            return lambda: _weighed_totals(slot.name, a, b, pair)
         return lambda: _totals(a, b, pair)
     if is_target(slot) and pair.whole_on_ranks:
         return lambda: rank_by_rank(a, b, pair.whole_on_ranks, sorted_labels)
@@ -392,6 +395,18 @@ def _totals(a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> Assembled:
     if pair.whole_on_ranks:
         return rank_by_rank(a, b, pair.whole_on_ranks, _total)
     return Assembled(_total(a), _total(b))
+
+
+def _weighed_totals(name: str, a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> Assembled:
+    """Return the sums of a loss that one run weighs inside, and the other's in the same units."""
+    weights = (pair.weights_a if pair.weighed_inside == "a" else pair.weights_b).weight
+    items, view = (b, pair.b) if pair.weighed_inside == "a" else (a, pair.a)
+    parts = {item.part: weights[item.part] or math.nan for item in items if item.part is not None}
+    other = weighed_sum(view, name, parts)
+    if other is None:
+        raise NotComparable("scale not observed: a loss has no single weight for its tokens")
+    sides = (_total(a), np.asarray(other)) if pair.weighed_inside == "a" else (np.asarray(other), _total(b))
+    return Assembled(*sides)
 
 
 def _total(items: Sequence[Item]) -> np.ndarray:

@@ -22,6 +22,10 @@ Ref = tuple[int | None, Slot]
 
 UNKNOWN_LOSS = "the other run computes its loss in a way that is not recognised: its gradients are compared"
 
+INSIDE = (
+    "one run gives the loss what its terms weigh, the other multiplies by it: the sums of both are compared"
+)
+
 
 def plan_weights(pair: StepPair, plan: StepPlan) -> None:
     """Add the token weights to the plan, by microbatch where both runs split the batch alike."""
@@ -33,10 +37,15 @@ def plan_weights(pair: StepPair, plan: StepPlan) -> None:
     for group, numbers in rows.items():
         load, counts = _loader(pair, numbers), _counts(pair, group)
         a, b = (_items(view, group, pair) for view in (pair.a, pair.b))
-        if not (a and b) and has_unknown_loss(pair.b if a else pair.a):
+        views = (pair.b, pair.a) if a else (pair.a, pair.b)
+        if not (a and b) and has_unknown_loss(*views):
             slots = [Slot("train", Kind.LOSS, name, "weight", 0) for name in names]
             side: Literal["a", "b"] = "a" if a else "b"
             plan.one_sided += [OneSided(side, s, group, a or b, UNKNOWN_LOSS, counts=False) for s in slots]
+            continue
+        if pair.weighed_inside:
+            slot = Slot("train", Kind.LOSS, names[0], "weight", 0)
+            plan.one_sided.append(OneSided("both", slot, group, (*a, *b), INSIDE, counts=False))
             continue
         if pair.effective_weights is None and pair.effective_tokens is None and pair.effective_terms:
             for name, call in pair.terms:

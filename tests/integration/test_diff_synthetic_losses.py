@@ -118,7 +118,7 @@ def test_a_backward_pass_that_adds_too_little_is_found(judge: Judge) -> None:
 class TwoTerms(Program):
     """Adds half of a squared error of 8 to its objective, by a function that is recognised."""
 
-    by_hand, added = False, 0.5 * 8.0
+    by_hand, added, term = False, 0.5 * 8.0, "mse_loss"
 
     def _put(self, at: At, value: Any, **fields: Any) -> Any:
         if (at.kind, at.name) != (Kind.LOSS, "backward"):
@@ -128,7 +128,7 @@ class TwoTerms(Program):
             told: dict[str, Any] = {"sum": 8.0, "value": 8.0, "count": np.int64(4), "weight": 0.5}
             for slot, number in told.items():
                 own = {"meta": meta, "shard": fields.get("shard")}
-                super()._put(at._replace(name="mse_loss", slot=slot), number, **own)
+                super()._put(at._replace(name=self.term, slot=slot), number, **own)
         return super()._put(at, np.asarray(value + self.added), **fields)
 
 
@@ -252,3 +252,84 @@ def test_a_wrong_gradient_of_an_equal_objective_stays_where_it_is(judge: Judge) 
 
     assert place(judge(Program(), Wrong())) == (1, 0, "activation_grad", "act", "out")
     assert place(judge(Program(order=1), Wrong())) == (1, 0, "activation_grad", "act", "out")
+
+
+class Renamed(TwoTerms):
+    """Computes the second term by another function, of other settings: 16 by a weight of a quarter."""
+
+    term = "huber_loss"
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        factor = {"sum": 2.0, "value": 2.0, "weight": 0.5}.get(at.slot, 1.0) if at.name == self.term else 1.0
+        return super()._put(at, value if factor == 1.0 else value * factor, **fields)
+
+
+def test_a_term_by_another_function_is_judged_by_its_gradients(judge: Judge) -> None:
+    for result in (judge(TwoTerms(), Renamed()), judge(Renamed(ranks=2), TwoTerms(ranks=2))):
+        assert result.verdict == "equivalent", result.headline
+        assert any("not recognised" in missing.reason for missing in result.coverage.missing)
+
+
+def test_another_function_that_is_another_part_of_the_objective_is_a_gap(judge: Judge) -> None:
+    class Greater(Renamed):
+        added = 0.25 * 24.0
+
+        def _put(self, at: At, value: Any, **fields: Any) -> Any:
+            wrong = (at.name, at.slot) == (self.term, "sum")
+            return super()._put(at, value * 1.5 if wrong else value, **fields)
+
+    assert judge(TwoTerms(), Greater()).verdict == "incomplete"
+
+
+class Outside(Masked):
+    """Multiplies each token's loss by 1 or 2, after its label, beside the mask."""
+
+    def mask(self, at: At, targets: np.ndarray) -> np.ndarray | None:
+        return np.where(targets != IGNORE, 1.0 + targets % 2, 0.0)
+
+
+class Inside(Outside):
+    """Gives these numbers to the loss function as weights of classes."""
+
+    factor = 1.0
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        if at.name != "cross_entropy":
+            return super()._put(at, value, **fields)
+        fields["meta"] = Meta(reduction="sum", ignore_index=IGNORE, denominator=1.0)
+        told = np.asarray(value)
+        if at.slot == "target":
+            self.labels = told
+        if at.slot == "value":
+            told = self.losses = np.asarray(value, np.float64)
+        if at.slot == "weight":  # known last: the sum is told then
+            weight = np.asarray(value)
+            valid = weight != 0
+            unit = weight[valid].min()
+            total = float((self.losses * weight / unit).sum()) * self.factor
+            super()._put(at._replace(slot="sum"), np.float64(total), **fields)
+            super()._put(at._replace(slot="count"), np.int64(valid.sum()), **fields)
+            labels = np.where(valid, self.labels, IGNORE)
+            super()._put(at._replace(slot="target"), labels, **fields)
+            super()._put(at, unit, **fields)
+        return value
+
+
+@pytest.mark.parametrize("order", [(Inside, Outside), (Outside, Inside)])
+def test_terms_may_be_weighed_inside_a_loss_or_outside(
+    judge: Judge, order: tuple[type[Program], type[Program]]
+) -> None:
+    a, b = order
+    for settings in ({}, {"ranks": 2}, {"accumulate": 2}):
+        result = judge(a(**settings), b(**settings))
+        assert result.verdict == "equivalent", result.headline
+        assert any("multiplies by it" in missing.reason for missing in result.coverage.missing)
+
+
+def test_other_weights_outside_a_loss_than_inside_are_found(judge: Judge) -> None:
+    class Wrong(Outside):
+        def mask(self, at: At, targets: np.ndarray) -> np.ndarray | None:
+            mask = super().mask(at, targets)
+            return mask if at.step != 1 or mask is None else np.where(targets == 5, 1.5, mask)
+
+    assert place(judge(Inside(), Wrong())) == (1, 0, "loss", "cross_entropy", "sum")
