@@ -7,7 +7,7 @@ compare. A term of the objective that one run has lost is not of this kind: the 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -23,10 +23,14 @@ Kept = Callable[[int, Entry], Entry | None]
 
 @dataclass
 class _Calls:
-    """One run's calls by (rank, step, microbatch) and function; those that have a weight are ``used``."""
+    """One run's calls by (rank, step, microbatch) and function; those that have a weight are ``used``.
+
+    ``beside`` are those without gradients whose scores a training pass computed: no evaluation has them.
+    """
 
     made: dict[tuple[_Pass, str], set[int]]
     used: dict[tuple[_Pass, str], set[int]]
+    beside: dict[tuple[_Pass, str], set[int]]
 
     def numbers(self, *, used: bool) -> dict[str, set[int]]:
         """Return how many calls of each family count, or don't, in passes where any loss does."""
@@ -43,7 +47,15 @@ class _Calls:
 
     def evaluated(self) -> set[str]:
         """Return the families that are called outside of training passes."""
-        return {_family(name) for at, name in self.made if at[2] is None}
+        return {
+            _family(key[1])
+            for key, calls in self.made.items()
+            if key[0][2] is None and calls - self.beside.get(key, set())
+        }
+
+    def watched(self) -> set[str]:
+        """Return the families that are called beside training passes."""
+        return {_family(name) for _, name in self.beside}
 
 
 def without_unused(a: Sequence[_Ranked], b: Sequence[_Ranked]) -> tuple[Kept, Kept, tuple[str, ...]]:
@@ -51,12 +63,17 @@ def without_unused(a: Sequence[_Ranked], b: Sequence[_Ranked]) -> tuple[Kept, Ke
     runs = (_calls(a), _calls(b))
     used, idle = ([run.numbers(used=which) for run in runs] for which in (True, False))
     only = runs[0].evaluated() ^ runs[1].evaluated()
+    watched = runs[0].watched() | runs[1].watched()
     logged = {
         family
         for family in {*idle[0], *idle[1]}
         if idle[0][family] - {0} != idle[1][family] - {0} and _nothing_lost(used, idle, family)
     }
     notes = [f"one run alone computes {name} without gradients: not compared" for name in sorted(only)]
+    notes += [
+        f"{name} of scores that training computed, without gradients, is looked at only: not compared"
+        for name in sorted(watched - only)
+    ]
     notes += [
         f"one run calls {name} more often, and no gradient comes through those calls: they are not compared"
         for name in sorted(logged)
@@ -89,7 +106,8 @@ def _keeping(run: _Calls, logged: set[str], only: set[str]) -> Kept:
             return entry
         at, family = (rank, entry.step, entry.microbatch), _family(entry.name)
         if entry.microbatch is None:
-            return None if family in only else entry
+            beside = entry.call in run.beside.get((at, entry.name), ())
+            return None if family in only or beside else entry
         if family not in logged or at not in trained or entry.call not in run.made.get((at, entry.name), ()):
             return entry
         number = numbers.get((at, entry.name), {}).get(entry.call)
@@ -98,8 +116,9 @@ def _keeping(run: _Calls, logged: set[str], only: set[str]) -> Kept:
     return keep
 
 
-def _calls(entries: Iterable[_Ranked]) -> _Calls:
-    found = _Calls(defaultdict(set), defaultdict(set))
+def _calls(entries: Sequence[_Ranked]) -> _Calls:
+    found = _Calls(defaultdict(set), defaultdict(set), defaultdict(set))
+    sources: dict[tuple[_Pass, str, int], set[tuple[int, int]]] = {}
     for rank, entry in entries:
         if entry.kind == Kind.LOSS and entry.name != "backward":
             key = ((rank, entry.step, entry.microbatch), entry.name)
@@ -107,6 +126,17 @@ def _calls(entries: Iterable[_Ranked]) -> _Calls:
                 found.made[key].add(entry.call)
             if entry.slot == "weight":
                 found.used[key].add(entry.call)
+            if entry.microbatch is None and entry.producers:
+                sources[(*key, entry.call)] = {(rank, event) for event in entry.producers}
+    wanted = set().union(*sources.values())
+    trained = {
+        (rank, entry.event)
+        for rank, entry in entries
+        if wanted and entry.microbatch is not None and (rank, entry.event) in wanted
+    }
+    for (at, name, call), events in sources.items():
+        if events <= trained:
+            found.beside[at, name].add(call)
     return found
 
 

@@ -118,15 +118,15 @@ def test_a_backward_pass_that_adds_too_little_is_found(judge: Judge) -> None:
 class TwoTerms(Program):
     """Adds half of a squared error of 8 to its objective, by a function that is recognised."""
 
-    by_hand, added, term = False, 0.5 * 8.0, "mse_loss"
+    by_hand, term, total, weight, added = False, "mse_loss", 8.0, 0.5, 4.0
 
     def _put(self, at: At, value: Any, **fields: Any) -> Any:
         if (at.kind, at.name) != (Kind.LOSS, "backward"):
             return super()._put(at, value, **fields)
         if not self.by_hand:
             meta = Meta(reduction="sum", denominator=1.0)
-            told: dict[str, Any] = {"sum": 8.0, "value": 8.0, "count": np.int64(4), "weight": 0.5}
-            for slot, number in told.items():
+            told: dict[str, Any] = {"sum": self.total, "value": self.total, "count": np.int64(4)}
+            for slot, number in (told | {"weight": self.weight}).items():
                 own = {"meta": meta, "shard": fields.get("shard")}
                 super()._put(at._replace(name=self.term, slot=slot), number, **own)
         return super()._put(at, np.asarray(value + self.added), **fields)
@@ -257,11 +257,7 @@ def test_a_wrong_gradient_of_an_equal_objective_stays_where_it_is(judge: Judge) 
 class Renamed(TwoTerms):
     """Computes the second term by another function, of other settings: 16 by a weight of a quarter."""
 
-    term = "huber_loss"
-
-    def _put(self, at: At, value: Any, **fields: Any) -> Any:
-        factor = {"sum": 2.0, "value": 2.0, "weight": 0.5}.get(at.slot, 1.0) if at.name == self.term else 1.0
-        return super()._put(at, value if factor == 1.0 else value * factor, **fields)
+    term, total, weight = "huber_loss", 16.0, 0.25
 
 
 def test_a_term_by_another_function_is_judged_by_its_gradients(judge: Judge) -> None:
@@ -272,11 +268,7 @@ def test_a_term_by_another_function_is_judged_by_its_gradients(judge: Judge) -> 
 
 def test_another_function_that_is_another_part_of_the_objective_is_a_gap(judge: Judge) -> None:
     class Greater(Renamed):
-        added = 0.25 * 24.0
-
-        def _put(self, at: At, value: Any, **fields: Any) -> Any:
-            wrong = (at.name, at.slot) == (self.term, "sum")
-            return super()._put(at, value * 1.5 if wrong else value, **fields)
+        total, added = 24.0, 6.0
 
     assert judge(TwoTerms(), Greater()).verdict == "incomplete"
 

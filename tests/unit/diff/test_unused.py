@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from tensortrace.diff.unused import Kept, without_unused
 from tensortrace.tracer.types import Entry, Kind, Meta
 
@@ -107,3 +109,21 @@ def test_what_both_runs_log_is_compared() -> None:
     keep_a, keep_b, notes = without_unused(a, b)
     assert len(kept(keep_a, a)) == len(kept(keep_b, b)) == 2
     assert notes == ()
+
+
+def test_a_loss_of_training_scores_without_gradients_is_no_evaluation() -> None:
+    def scored(microbatch: int | None, number: int) -> tuple[int, Entry]:
+        entry = entries([("cross_entropy", number, microbatch, False)])[0][1]
+        return 0, replace(entry, kind=Kind.ACTIVATION, name="head", slot="out", event=100 + number)
+
+    def of(scores: tuple[int, Entry], number: int) -> list[tuple[int, Entry]]:
+        loss = entries([("cross_entropy", number, None, False)])
+        return [(rank, replace(e, producers=(scores[1].event,))) for rank, e in loss]
+
+    trained, evaluated = scored(0, 0), scored(None, 1)
+    a = [*entries(PLAIN), trained, evaluated, *of(evaluated, 0)]
+    b = [*entries(PLAIN), trained, *of(trained, 0), evaluated, *of(evaluated, 1)]
+    keep_a, keep_b, notes = without_unused(a, b)
+    assert kept(keep_a, a) == [("cross_entropy", 0), ("cross_entropy", 0)]
+    assert kept(keep_b, b) == [("cross_entropy", 0), ("cross_entropy", 1)]
+    assert len(notes) == 1
