@@ -70,8 +70,7 @@ def state_result(
         origins, follow = _before_gradients(start, origins)
         receivers = [*follow, *receivers]
         found, failed = name_causes(start, execution, a, b, offset)
-        # what the gradients tell of the term: by what its coefficient is off
-        causes = found or tuple(cause for cause in causes if cause.code.startswith("scale."))
+        causes = found or causes  # what the gradients tell of the term
     looked = first_operation(origins[0], execution, a, b, offset) if origins else Looked()
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
     findings = tuple(_finding(o, "origin", execution) for o in origins[:MAX_ORIGINS])
