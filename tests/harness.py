@@ -134,6 +134,8 @@ def _typed(document: dict[str, object]) -> Result:
         judged | {"judgement": _finite(judged["judgement"])}
         for judged in msgspec.convert(document["boundaries"], findings)
     ]
+    if isinstance(operation := document["operation"], dict) and operation["judgement"]:
+        operation["judgement"] = _finite(operation["judgement"])
     document["causes"] = [_finite(cause) for cause in msgspec.convert(document["causes"], findings)]
     return msgspec.convert(document, Result)
 

@@ -45,7 +45,11 @@ def first_operation(origin: Outcome, execution: Execution, a: Catalog, b: Catalo
     if kind not in _LOOKED_INTO or step == INIT_STEP:
         return Looked()
     calls_a, calls_b = calls_of(a.trace, step), calls_of(b.trace, step - offset)
-    touched = {o.node.slot.name for o in execution.outcomes if o.node.step == step}
+    touched = {
+        o.node.slot.name
+        for o in execution.outcomes
+        if o.node.step == step and (kind != Kind.ACTIVATION or o.node.slot.kind == kind)
+    }
     keys = [key for key in calls_a if key in calls_b and _of_microbatch(key, origin)]
     keys = [key for key in keys if _covers(key[1], origin.node.slot.name)] + [
         key for key in keys if not _covers(key[1], origin.node.slot.name) and _any_in(key[1], touched)
@@ -179,7 +183,9 @@ def _text(found: Found, differs: Sequence[str]) -> str:
         return f"{places}: as {found.given[1].argument} it was given {right} in b, {left} in a"
     if differs:
         return f"{places}: {'; '.join(differs)}{_shown(found)}"
+    users = ", ".join(dict.fromkeys(_named(used) for _, used in found.used_by[:MAX_SHOWN]))
     what = "its gradient differs although those of all that use its result agree"
+    what += f" ({users})" if users else ""
     if found.way == "value":
         what = "its result differs although all that it was given agrees"
     return f"{places}: {what}{_shown(found)}"
@@ -262,7 +268,7 @@ def _differences(a: Operation, b: Operation, *, lists: bool) -> tuple[str, ...]:
     found = []
     for name in dict.fromkeys((*b.settings, *a.settings)):
         left, right = a.settings.get(name), b.settings.get(name)
-        if left != right and (lists or not str(left or right).startswith("[")):
+        if left != right and (lists or name.startswith("dim") or not str(left or right).startswith("[")):
             found.append(f"{name} {_said(right)} in b, {_said(left)} in a")
     if a.dtypes != b.dtypes and not any(text.startswith("dtype ") for text in found):
         found.append(

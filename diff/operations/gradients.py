@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tensortrace.diff.operations.calls import RETURN, Given, Operation
+from tensortrace.diff.operations.meeting import one_of_copies
 from tensortrace.diff.operations.search import Found, Search
 from tensortrace.diff.operations.sides import Side, Unreadable
 from tensortrace.diff.operations.verdicts import Verdict, eps_of, unknown
@@ -92,7 +93,8 @@ class GradientSearch:
         try:
             members = self._a.gradients(op_a, number), self._b.gradients(op_b, number)
             noise = [Error(search.noise, search.noise)]
-            verdict = search.judge(members, eps, noise, scale=self._scale, rows=search.gradient_rows)
+            how = search.cut((list(op_a.outputs)[number], list(op_b.outputs)[number]))
+            verdict = search.judge(members, eps, noise, how=how, scale=self._scale, rows=search.gradient_rows)
         except Unreadable as error:
             return unknown(str(error))
         if verdict.status == "agrees":
@@ -100,7 +102,11 @@ class GradientSearch:
         return verdict
 
     def _of_one(self, op_a: Operation, op_b: Operation, number: int) -> Verdict | None:
-        side, op = (self._a, op_a) if list(op_a.outputs)[number] in op_a.gradients else (self._b, op_b)
+        ref_a, ref_b = list(op_a.outputs)[number], list(op_b.outputs)[number]
+        hidden_a, hidden_b = _used_in_function(self._a, ref_a), _used_in_function(self._b, ref_b)
+        side, op = (self._a, op_a) if ref_a in op_a.gradients else (self._b, op_b)
+        if (hidden_b and not hidden_a) if side is self._a else (hidden_a and not hidden_b):
+            return unknown("one run hands it to an autograd.Function, which may keep its gradient to itself")
         try:
             norm = _norm(side, op, number) / (1.0 if side is self._a else self._scale)
         except Unreadable as error:
@@ -133,7 +139,8 @@ class GradientSearch:
                 "gradient", only_a[0] if only_a else None, only_b[0] if only_b else None, verdict,
                 at, tuple(only_a[1:]), tuple(only_b[1:]),
             )  # fmt: skip
-        return Found("gradient", op_a, op_b, verdict)
+        alike = [found for found in self._search.healed if any(found.a is x for x, _ in uses.values())]
+        return alike[0] if alike else Found("gradient", op_a, op_b, verdict, used_by=tuple(uses.values()))
 
     def _agree(self, op_a: Operation, op_b: Operation) -> bool:
         """Tell whether the gradients of all results agree, of those that have one in both runs."""
@@ -241,6 +248,11 @@ def _makers(side: Side, operation: Operation, partners: dict[int, Operation]) ->
             todo += maker.given
 
 
+def _used_in_function(side: Side, reference: str) -> bool:
+    """Tell whether a result is used without gradients: by a wrapper's own functions, as DTensor's."""
+    return any(user.grad_enabled is False for user in side.base.users.get(reference, ()))
+
+
 def _norm(side: Side, operation: Operation, number: int) -> float:
-    parts = side.read(side.gradients(operation, number))
+    parts = one_of_copies(side.read(side.gradients(operation, number)))
     return math.sqrt(sum(float(np.vdot(part, part).real) for part in parts))

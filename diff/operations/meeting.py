@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+SUM, MOST = "the sum over ranks", "the largest over ranks"
+
 MAX_FACTORS = 12
 """Ways of interleaving that are tried for one dimension."""
 
@@ -24,8 +26,8 @@ def meetings(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> Iterator[Met]:
     """Yield the ways in which ``a``'s and ``b``'s parts, one a rank, may be the same tensor.
 
     The parts of equal numbers of ranks with equal shapes meet rank by rank, and in no other way. A whole
-    tensor meets copies, the sum of contributions, and parts cut along the one dimension that is shorter,
-    also where each of several blocks of it is cut (heads behind samples, fused projections).
+    tensor meets copies, their sum or the largest of them, and parts cut along the one dimension that is
+    shorter, also where each of several blocks of it is cut (heads behind samples, fused projections).
     """
     if not a or not b:
         return
@@ -33,7 +35,7 @@ def meetings(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> Iterator[Met]:
         how = "" if len(a) == 1 else "rank by rank"
         yield Met(how, _flat(a), _flat(b)) if len(a) > 1 else Met(how, a[0], b[0])
         return
-    a, b = _one_of_copies(a), _one_of_copies(b)
+    a, b = one_of_copies(a), one_of_copies(b)
     if len(a) == 1:
         yield from _whole_and_parts(a[0], b)
     elif len(b) == 1:
@@ -47,7 +49,9 @@ def _whole_and_parts(whole: np.ndarray, parts: Sequence[np.ndarray]) -> Iterator
     if all(part.shape == whole.shape for part in parts):
         yield Met("a copy on each rank", np.stack([whole] * len(parts)), np.stack(parts))
         if whole.dtype.kind in "fc":
-            yield Met("the sum over ranks", whole, _sum(parts))
+            yield Met(SUM, whole, _sum(parts))
+        if whole.dtype.kind == "f":
+            yield Met(MOST, whole, np.maximum.reduce(list(parts)))
         return
     if any(part.ndim != whole.ndim for part in parts):
         return
@@ -75,7 +79,8 @@ def _factors(sizes: Sequence[int]) -> list[int]:
     return [n for n in range(1, common + 1) if common % n == 0][:MAX_FACTORS]
 
 
-def _one_of_copies(parts: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+def one_of_copies(parts: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    """Return the first of parts that are all the same, else all."""
     first = parts[0]
     same = all(x.shape == first.shape and np.array_equal(x, first, equal_nan=_has_nan(x)) for x in parts[1:])
     return parts[:1] if same else parts

@@ -27,6 +27,9 @@ Way = Literal["value", "wiring", "gradient", "one-sided", "flow", "function"]
 SUBTRACTING = ("aten.add", "aten.sub", "aten.rsub", "aten.mean", "aten.sum", "aten.addmm", "aten.lerp")
 """Operations whose result may be smaller than what was summed: they are judged by their terms."""
 
+LARGEST = ("aten.amax", "aten.max", "aten.topk")
+"""Operations whose results over a part of a tensor may be put together by taking the largest."""
+
 SIGNIFICANT = 1e-3
 """An operation's error explains its module's only if it is not this much smaller."""
 
@@ -35,7 +38,8 @@ SIGNIFICANT = 1e-3
 class Found:
     """An operation at which the runs part; one of the sides is None where only the other has it.
 
-    ``shows_at`` is the operation of both whose result tells, where that is another one.
+    ``shows_at`` is the operation of both whose result tells, where that is another one. ``used_by`` are those
+    of both to which a result was given whose gradient parts.
     """
 
     way: Way
@@ -46,6 +50,7 @@ class Found:
     others_a: tuple[Operation, ...] = ()
     others_b: tuple[Operation, ...] = ()
     given: tuple[Given, Given] | None = None
+    used_by: tuple[tuple[Operation, Operation], ...] = ()
 
 
 class Search:
@@ -78,6 +83,7 @@ class Search:
         self.partner_b = {y.number: x for x, y in self.pairs if x.packet == y.packet}
         self._known: dict[tuple[str, str], Verdict] = {}
         self.unmet: list[tuple[Operation, str]] = []
+        self.healed: list[Found] = []
         self.noise = noise
         self._microbatch = microbatch
         self._rows, self.gradient_rows = rows, gradient_rows
@@ -91,37 +97,62 @@ class Search:
     def forward(self, *, least: float) -> Found | None:
         """Return the first operation whose result diverges although what it was given agrees.
 
-        Errors below ``least`` are taken only where nothing larger is found.
+        Errors below ``least`` are taken only where nothing larger is found, and none whose effect is gone
+        further on: that is how programs differ that compute the same in another way.
         """
-        small: Found | None = None
+        parting: list[Found] = []
         shaped: Found | None = None
         for op_a, op_b in self.pairs:
-            if op_a.packet == RETURN:
-                continue
             given = self._given(op_a, op_b)
             for number in range(min(len(op_a.outputs), len(op_b.outputs))):
                 verdict = self._output(op_a, op_b, number, given)
+                unmet = verdict.status == "unknown" or not verdict.certain
+                if unmet and op_a.packet == op_b.packet:
+                    shaped = shaped or self._of_shape(op_a, op_b, given)
                 if verdict.status == "unknown" and op_a.packet == op_b.packet:
                     self.unmet.append((op_b, verdict.why))
-                    shaped = shaped or self._of_shape(op_a, op_b, given)
                 if verdict.status != "diverges":
                     continue
                 found = self._origin(op_a, op_b, given, verdict)
-                if found is not None and verdict.error.rel >= least:
-                    return found
-                small = small or found
-        return small or self._at_the_end() or shaped
+                if found is not None:
+                    parting.append(found)
+        lasting = [found for found in parting if not self._heals(*(found.shows_at or (found.a, found.b)))]
+        self.healed = [found for found in parting if found not in lasting]
+        large = (found for found in lasting if found.verdict and found.verdict.error.rel >= least)
+        found = next(large, None) or next(iter(lasting), None) or self._at_the_end()
+        return found or (shaped if shaped and not self._heals(shaped.a, shaped.b) else None)
+
+    def _heals(self, op_a: Operation | None, op_b: Operation | None) -> bool:
+        """Tell whether all that was computed from results that part agrees again further on."""
+        return all(
+            self._heals_in(side, op) for side, op in ((self.a, op_a), (self.b, op_b)) if op is not None
+        )
+
+    def _heals_in(self, side: Side, operation: Operation) -> bool:
+        this = 0 if side is self.a else 1
+        agree = {pair[this] for pair, verdict in self._known.items() if verdict.status == "agrees"}
+        users, todo, seen = side.base.users, [operation], {operation.number}
+        while todo:
+            op = todo.pop()
+            used = [user for ref in op.outputs if ref not in agree for user in users.get(ref, ())]
+            if any(user.packet == RETURN for user in used) or not any(ref in users for ref in op.outputs):
+                return False  # it leaves the call, or nothing tells where it goes
+            new = {user.number: user for user in used if user.number not in seen}
+            seen |= new.keys()
+            todo += new.values()
+        return True
 
     def _of_shape(self, op_a: Operation, op_b: Operation, given: Sequence[Verdict] | None) -> Found | None:
         """Return operations that make other shapes, because they were told to or were given other tensors.
 
         Legal programs do so too (a dimension kept or not), so that they are named only where nothing else is.
         """
-        if given is None or not self.same_layout:
+        if given is None:
             return None
         other = [number for number, verdict in enumerate(given) if verdict.status != "agrees"]
         if not other:
-            return Found("value", op_a, op_b) if op_a.settings != op_b.settings else None
+            told = op_a.settings != op_b.settings if self.same_layout else _told_otherwise(op_a, op_b)
+            return Found("value", op_a, op_b) if told else None
         if not all(self._rewired(op_a.given[number], op_b.given[number]) for number in other):
             return None
         return self._of_wiring(op_a, op_b, other[0], None)
@@ -155,7 +186,10 @@ class Search:
             terms = max((v.error.norm for v in given if v.status == "agrees"), default=0.0)
         try:
             members = self.a.outputs(op_a, number), self.b.outputs(op_b, number)
-            verdict = self.judge(members, eps, known, terms=terms, sums=not _elementwise(op_a))
+            most = op_a.packet in LARGEST
+            verdict = self.judge(
+                members, eps, known, terms=terms, sums=not (most or _elementwise(op_a)), most=most
+            )
         except Unreadable as error:
             verdict = unknown(str(error))
         keys = list(op_a.outputs)[number], list(op_b.outputs)[number]
@@ -172,6 +206,8 @@ class Search:
         *,
         terms: float = 0.0,
         sums: bool = True,
+        most: bool = False,
+        how: str = "",
         scale: float | None = None,
         rows: ByRows | None = None,
     ) -> Verdict:
@@ -191,7 +227,15 @@ class Search:
                 return None
             return None if found is None else Met("row by row", found.a, found.b)
 
-        return judge(left, right, eps=eps, inputs=inputs, terms=terms, sums=sums, rows=by_rows)
+        return judge(
+            left, right, eps=eps, inputs=inputs, terms=terms, sums=sums, most=most, how=how, rows=by_rows
+        )
+
+    def cut(self, pair: tuple[str, str]) -> str:
+        """Return how a tensor is known to be cut over ranks, ``""`` where it is not, or nothing tells."""
+        verdict = self._known.get(pair)
+        agrees = verdict is not None and verdict.status == "agrees"
+        return verdict.how if agrees and verdict and verdict.how.startswith("cut") else ""
 
     def _given(self, op_a: Operation, op_b: Operation) -> list[Verdict] | None:
         """Return whether what two operations were given agrees, None where they were given other numbers."""
@@ -340,6 +384,25 @@ class Search:
             if only_a or only_b:
                 return Found("one-sided", only_a, only_b)
         return None
+
+
+def _told_otherwise(op_a: Operation, op_b: Operation) -> bool:
+    """Tell whether operations are told to compute something else, which no other layout makes necessary.
+
+    A layout changes a size in one place; which dimensions are meant it leaves as they are.
+    """
+    for name, left in op_a.settings.items():
+        right = op_b.settings.get(name, left)
+        if left == right:
+            continue
+        if name.startswith("dim"):
+            return True
+        sizes = left.split(","), right.split(",")
+        if left.startswith("[") and right.startswith("["):
+            places = sum(x.strip(" []") != y.strip(" []") for x, y in zip(*sizes, strict=False))
+            if len(sizes[0]) != len(sizes[1]) or places > 1:
+                return True
+    return False
 
 
 def _elementwise(operation: Operation) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tensortrace.diff.coherence import measure_coherence
 from tensortrace.diff.compare import EPS, is_exact, measure
-from tensortrace.diff.operations.meeting import Met, meetings
+from tensortrace.diff.operations.meeting import MOST, SUM, Met, meetings
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.tolerance import Error, Measured, judge_exact, judge_model, measure_peak
 
@@ -48,18 +48,21 @@ def judge(
     inputs: Sequence[Error],
     terms: float = 0.0,
     sums: bool = True,
+    most: bool = False,
+    how: str = "",
     rows: Callable[[], Met | None] = lambda: None,
 ) -> Verdict:
     """Judge a tensor in the way of meeting under which it agrees best.
 
-    ``terms`` is the norm of what was summed. ``sums`` says that contributions of ranks may add up to it.
+    ``terms`` is the norm of what was summed. ``sums`` says that contributions of ranks may add up to it,
+    ``most`` that it may be the largest of them, ``how`` the one way in which it is known to be cut.
     ``rows`` brings both to one order of the batch's rows, if it can; it is asked where nothing else agrees. A
     divergence is ``certain`` only where there is no other way of meeting that could have been meant.
     """
     best: Verdict | None = None
     ways = 0
     for met in meetings(a, b):
-        if met.how == "the sum over ranks" and not sums:
+        if (met.how == SUM and not sums) or (met.how == MOST and not most) or how not in ("", met.how):
             continue
         ways += 1
         found = _judge_one(met, eps, inputs, terms)

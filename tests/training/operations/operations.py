@@ -67,7 +67,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(HIDDEN, FFN, bias=False)
         self.gate = nn.Linear(HIDDEN, FFN, bias=False)
         self.down = nn.Linear(FFN, HIDDEN, bias=False)
-        self.split = False
+        self.split = self.cut = False
 
     def forward(self, x):
         mean = x.mean(-1, keepdim=True)
@@ -81,7 +81,8 @@ class FeedForward(nn.Module):
         mixed = curved * up
         mixed = pieces.Rounded.apply(mixed)
         mixed = mixed + 0.5 * F.silu(gate)
-        limit = mixed.detach().abs().amax(-1, keepdim=True).clamp(min=1.0)
+        limit = mixed.detach().abs().amax(-1, keepdim=True)
+        limit = pieces.largest(limit, self.cut).clamp(min=1.0)
         mixed = mixed / limit
         mixed = mixed.clamp(-0.9, 0.9)
         y = self.down(mixed)
@@ -168,7 +169,7 @@ def split_by_hand(model):
     import torch.distributed as dist
 
     parts = dist.get_world_size()
-    model.attn.split = model.mlp.split = parts > 1
+    model.attn.split = model.mlp.split = model.mlp.cut = parts > 1
     cuts = {"q": 0, "k": 0, "v": 0, "o": 1, "up": 0, "gate": 0, "down": 1}
     for name, module in [*model.attn.named_children(), *model.mlp.named_children()]:
         piece = module.weight.detach().chunk(parts, cuts[name])[dist.get_rank()].clone()
@@ -183,6 +184,7 @@ def split_by_dtensor(model):
     plan = {f"attn.{name}": ColwiseParallel() for name in "qkv"} | {"attn.o": RowwiseParallel()}
     plan |= {"mlp.up": ColwiseParallel(), "mlp.gate": ColwiseParallel(), "mlp.down": RowwiseParallel()}
     parallelize_module(model, mesh, plan)
+    model.mlp.cut = True
 
 
 def train(split="", autocast=False):

@@ -78,6 +78,13 @@ def leave(x, split):
     return Reduce.apply(x) if split and ranks() > 1 else x
 
 
+def largest(x, split):
+    """Return the largest over ranks of what is no part of the gradient."""
+    if split and ranks() > 1:
+        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+    return x
+
+
 def weight(name, rows, columns):
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     return torch.randn(rows, columns, generator=generator) / math.sqrt(columns)
