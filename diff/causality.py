@@ -27,10 +27,19 @@ class Graph:
         self._parents: dict[Node, tuple[Node, ...]] = {}
         self._depth: dict[Node, int] = {}
         self._early: set[Node] = set()
+        self._leads: dict[Node, tuple[Node, ...]] = {}
 
     def add(self, node: Node, parents: Iterable[Node]) -> None:
         """Add a node that depends on ``parents``, unknown ones included."""
         self._parents[node] = tuple(dict.fromkeys(p for p in parents if p != node))
+
+    def add_leads(self, node: Node, leads: Iterable[Node]) -> None:
+        """Let a node come after others, and diverge because they do, without any error of theirs."""
+        self._leads[node] = tuple(p for p in leads if p != node)
+
+    def leads(self, node: Node) -> tuple[Node, ...]:
+        """Return the known nodes that a node diverges with."""
+        return tuple(p for p in self._leads.get(node, ()) if p in self._parents)
 
     def parents(self, node: Node) -> tuple[Node, ...]:
         """Return the known parents of a node, nearest recorded ancestors where a parent was not recorded."""
@@ -45,7 +54,8 @@ class Graph:
         for root in sorted((n for n in self._parents if n.step == step), key=_rung_order):
             self._visit(root, done)
         for node in done:  # parents come first, so one pass gives the longest path within the step
-            within = (self._depth.get(p, 0) for p in self.parents(node) if p.step == step)
+            before = (*self.parents(node), *self.leads(node))
+            within = (self._depth.get(p, 0) for p in before if p.step == step)
             self._depth[node] = 1 + max(within, default=0)
         return list(done)
 
@@ -57,7 +67,8 @@ class Graph:
             if index == 0 and (node in done or node in open_nodes):
                 continue
             open_nodes.add(node)
-            parents = [p for p in self.parents(node) if p.step == root.step]
+            before = (*self.parents(node), *self.leads(node))
+            parents = [p for p in before if p.step == root.step]
             if index == len(parents):
                 done[node] = None
                 open_nodes.discard(node)

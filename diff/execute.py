@@ -24,6 +24,7 @@ from tensortrace.diff.inherit import Known
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps, is_early
+from tensortrace.diff.replicas import values_of
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.silent import without_shift
 from tensortrace.diff.stream import Streamed, block_of
@@ -145,6 +146,9 @@ class Execution:
             if previous is not None:
                 parents += [self._before(previous, microbatch, slot) for microbatch, slot in entry.earlier]
             self.graph.add(node, parents)
+            if isinstance(entry, Comparison) and entry.follows:
+                leads = (Node(plan.step, microbatch, slot) for microbatch, slot in entry.follows)
+                self.graph.add_leads(node, leads)
             if entry.slot.phase == "eval" and is_early(entry, pair):
                 self.graph.add_early(node)
             work[node] = entry
@@ -234,7 +238,8 @@ class Execution:
         ranks = ", ".join(map(str, odd))
         others = ", ".join(str(rank) for rank in holders(entry, side) if rank not in odd)
         differs = f"differs from rank {others}" if others else "each hold another value"
-        text = f"replicas disagree in {side}: rank {ranks} {differs}"
+        grouped = "" if others else values_of(entry.copies_a if side == "a" else entry.copies_b)
+        text = f"replicas disagree in {side}: {grouped or f'rank {ranks} {differs}'}"
         judgement = judge_exact(Metrics(elements=0, equal=False, rel_l2=math.inf))
         role = self._role(node, own=False)
         own = odd if side == "b" else ()
@@ -426,6 +431,8 @@ class Execution:
 
     def _beyond(self, node: Node, measured: Measured, eps: float) -> bool:
         """Tell whether a divergence exceeds what its diverging inputs may be amplified to."""
+        if self._led(node):
+            return False
         parents = self.known.inherits(node, measured.size)
         return bool(eps) and self.known.is_bounded(node) and judge_model(measured, eps, parents).ratio > 1
 
@@ -435,7 +442,12 @@ class Execution:
     def _follows(self, node: Node) -> bool:
         """Tell whether a boundary was computed from one that diverges and is told, or comes from such."""
         parents = (p for p in self.graph.parents(node) if p not in self.apart)
-        return any(p in self.errors and self.errors[p].diverges for p in parents)
+        return self._led(node) or any(p in self.errors and self.errors[p].diverges for p in parents)
+
+    def _led(self, node: Node) -> bool:
+        """Tell whether a boundary that one follows as a whole diverges, and is told."""
+        leads = (p for p in self.graph.leads(node) if p not in self.apart)
+        return any(p in self.errors and self.errors[p].diverges for p in leads)
 
     def _tell(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

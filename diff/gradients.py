@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -52,12 +52,14 @@ class Gradients:
     Values are local tensors; under data parallelism every rung after ``local_grad`` is a replica, so the
     first rank stands for all (that replicas agree is checked elsewhere). ``by_hand`` is the factor of a clip
     that no function was seen to apply, None without; where it is no common factor, ``by_hand`` is 1 and
-    ``from_rung`` says that the last rung before it is the gradient before clipping.
+    ``from_rung`` says that the last rung before it is the gradient before clipping. ``shared`` has the factor
+    of each parameter where both runs clip so.
     """
 
     view: StepView
     by_hand: float | None = None
     from_rung: bool = False
+    shared: Mapping[str, float] = field(default_factory=dict)
     _factor_cache: dict[Kind, float | None] = field(default_factory=dict, repr=False)
     _class_factors: dict[frozenset[int], Factors | None] = field(default_factory=dict, repr=False)
 
@@ -254,12 +256,8 @@ class Gradients:
 
     def unclipped_value(self, name: str) -> Sum | None:
         """Return the gradient before clipping, without a loss scale that was still in it."""
-        item = self.unclipped(name)
-        return (
-            None
-            if item is None
-            else Sum((Term(item, 1.0, (self.clipped_scale or 1.0) * (self.by_hand or 1.0)),))
-        )
+        item, factor = self.unclipped(name), self.shared.get(name, self.by_hand or 1.0)
+        return None if item is None else Sum((Term(item, 1.0, (self.clipped_scale or 1.0) * factor),))
 
     def last_seen(self, kind: Kind, name: str) -> Sum | None:
         """Return a rung's gradient as recorded; where the run lacks the rung, that before it."""

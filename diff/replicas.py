@@ -35,6 +35,17 @@ def odd_members(items: Sequence[Item]) -> tuple[int, ...]:
     return tuple(sorted({rank for i in items if isinstance(i.source, Merged) for rank in i.source.odd}))
 
 
+def values_of(copies: Sequence[Item]) -> str:
+    """Return in words which ranks hold which value, where some hold the same; empty where none do."""
+    groups: dict[str, list[int]] = {}
+    for item in copies:
+        groups.setdefault(item.entry.digest, []).extend(item.ranks)
+    if len(groups) < 2 or all(len(ranks) == 1 for ranks in groups.values()):
+        return ""
+    told = [f"rank {', '.join(map(str, sorted(ranks)))}" for ranks in groups.values()]
+    return f"{told[0]} hold{'s' if ', ' not in told[0] else ''} one value, {', '.join(told[1:])} another"
+
+
 _BY_FAR = 10.0
 
 

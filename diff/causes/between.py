@@ -10,6 +10,7 @@ import numpy as np
 from tensortrace.diff.assemble import by_rows
 from tensortrace.diff.catalog import Item, Slot
 from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.causes.holders import local_of_copies
 from tensortrace.diff.causes.values import SHARPER, rounded_to
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.gradients import CLIP
@@ -31,11 +32,11 @@ def wrong_group(case: Case) -> Sequence[Proposal]:
     if slot.kind not in _RUNGS or slot.name == CLIP:
         return ()
     gradients, name = case.pair.gradients_b, slot.name
-    local = {cell: _some(value) for cell, value in gradients.local(name).items()}
     rung = gradients.rung_copies(slot.kind, name) if slot.kind != Kind.CLIPPED_GRAD else ()
     copies = rung or gradients.unclipped_copies(name)
     reference = case.pair.gradients_a.unclipped(name)
-    held = [copy for copy in copies if copy.cell in local]
+    local = {rank: _some(value) for rank, value in local_of_copies(gradients, name, copies).items()}
+    held = [copy for copy in copies if copy.source.rank in local]
     if len(local) < 3 or not held or reference is None:
         return ()
     actual = [_some(copy.read()) for copy in held]
@@ -47,7 +48,7 @@ def wrong_group(case: Case) -> Sequence[Proposal]:
     for groups, words in _splits(sorted(local)):
         of = {cell: group for group in groups for cell in group}
         sums = {group: np.asarray(sum(local[cell] for cell in group)) for group in groups}
-        mine = [sums[of[copy.cell]] for copy in held]
+        mine = [sums[of[copy.source.rank]] for copy in held]
         factor = _factor(mine, actual)
         text = f"{name} is reduced over {words} of b only: {', '.join(map(str, groups[:4]))}"
         proposals.append(

@@ -10,6 +10,7 @@ import numpy as np
 from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.causes.holders import added_by_rank, held_by_rank
+from tensortrace.diff.coefficient import odd_names
 from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.logical import Together
 from tensortrace.diff.plan.gradients import early_events, final_events
@@ -100,15 +101,16 @@ def skipped(case: Case) -> Sequence[Proposal]:
     floor = case.gradient_floor([item for triple in triples for item in triple if item])
     mistaken, clipped, unclipped = (list(side) for side in zip(*kept, strict=True))
     event = final_events(case.pair.a if found.side == "a" else case.pair.b)[0]
-    coefficient = _scalar(event.scalars.get("coefficient"))
+    number, equals = _scalar(event.scalars.get("coefficient")), "the coefficient left out"
+    told = f"the coefficient of {found.side} is {number:.6g}"
+    if math.isnan(number):  # elements are cut off one by one
+        number, equals = max(float(np.max(np.abs(y), initial=0.0)) for y in clipped), "the limit left out"
+        told = f"{found.side} cuts off elements at {number:.6g}"
     other = "b" if found.side == "a" else "a"
-    text = (
-        f"{other} does not clip: it consumes the gradient as it was; "
-        f"the coefficient of {found.side} is {coefficient:.6g}"
-    )
+    text = f"{other} does not clip: it consumes the gradient as it was; {told}"
     return (
         Proposal(
-            "clip.skipped", text, mistaken, unclipped, clipped, coefficient, "the coefficient left out",
+            "clip.skipped", text, mistaken, unclipped, clipped, number, equals,
             floor=floor,
         ),
     )  # fmt: skip
@@ -247,6 +249,8 @@ def own_part_by_hand(case: Case) -> Iterator[Proposal]:
             norms[rank] = math.hypot(norms.get(rank, 0.0), float(np.linalg.norm(np.ravel(value))))
     if max(norms.values(), default=0.0) <= limit:
         return  # nothing would be clipped
+    if a.shared and slot.name in odd_names(names, a, b):
+        return  # ranks' norms differ because this gradient does
     if len(norms) < 2 or any(before[n].keys() != after[n].keys() for n in names):
         return
     held = [(n, rank) for n in names for rank in before[n]]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tensortrace.diff.catalog import Item
+from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.logical import Together
 
 
@@ -25,3 +26,20 @@ def added_by_rank(items: Iterable[Item]) -> dict[int, np.ndarray]:
             own = value.astype(np.float64)
             total[rank] = total[rank] + own if rank in total else own
     return total
+
+
+def local_of_copies(gradients: Gradients, name: str, copies: Sequence[Item]) -> dict[int, np.ndarray]:
+    """Return by rank what backward gave the holder of each copy: its own part of a sum, where it has one.
+
+    Ranks that share rows, as those of context parallelism, may each hold a part of their cell's gradient.
+    """
+    own, of_cell = added_by_rank(gradients.local_items(name)), gradients.local(name)
+    alone = all(len(copy.ranks) == 1 for copy in copies)
+    if alone and all(_shape(own.get(c.source.rank)) == c.entry.local_shape for c in copies):
+        return {copy.source.rank: own[copy.source.rank] for copy in copies}
+    found = ((copy.source.rank, of_cell.get(copy.cell)) for copy in copies)
+    return {rank: value.astype(np.float64) for rank, value in found if value is not None}
+
+
+def _shape(value: np.ndarray | None) -> tuple[int, ...] | None:
+    return None if value is None else value.shape

@@ -9,6 +9,7 @@ import numpy as np
 
 from tensortrace.diff.catalog import Item
 from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.causes.holders import local_of_copies
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.plan.gradients import final_events
 from tensortrace.tracer.types import Kind
@@ -89,16 +90,17 @@ def _in_this_order(
     reference: list[np.ndarray] = []
     held: list[Item] = []
     for name in names:
+        consumed = gradients.consumed_copies(name)
         clipped = {
-            cell: value.astype(np.float64) * coefficients.get(cell, 1.0)
-            for cell, value in gradients.local(name).items()
+            rank: value.astype(np.float64) * coefficients.get(rank, 1.0)
+            for rank, value in local_of_copies(gradients, name, consumed).items()
         }
         right = case.pair.gradients_a.consumed(name)
-        copies = [c for c in gradients.consumed_copies(name) if c.cell in clipped]
+        copies = [c for c in consumed if c.source.rank in clipped]
         if right is None or not copies or not clipped:
             return [], [], [], []
         for copy in copies if updated_first else copies[:1]:
-            mistaken.append(clipped[copy.cell] if updated_first else np.asarray(sum(clipped.values())))
+            mistaken.append(clipped[copy.source.rank] if updated_first else np.asarray(sum(clipped.values())))
             actual.append(copy.read().astype(np.float64))
             reference.append(right.read().astype(np.float64))
             held.append(copy)
@@ -106,9 +108,10 @@ def _in_this_order(
 
 
 def _coefficients(case: Case) -> dict[int, float]:
-    """Return the coefficient by which each data cell of b clipped at the end of the window."""
+    """Return the coefficient by which each rank of b clipped at the end of the window."""
     found: dict[int, float] = {}
     for event in final_events(case.pair.b):
         for item in event.held.get("coefficient", ()):
-            found[item.cell] = found.get(item.cell, 1.0) * float(item.read())
+            for rank in item.ranks:
+                found[rank] = found.get(rank, 1.0) * float(item.read())
     return found

@@ -8,10 +8,13 @@ import numpy as np
 
 from tensortrace.diff.catalog import Item
 from tensortrace.diff.causes.case import Case, Proposal, told
+from tensortrace.diff.causes.holders import local_of_copies
+from tensortrace.diff.causes.tied import uses_of
 from tensortrace.diff.execute import Outcome
 from tensortrace.diff.gradients import CLIP
 from tensortrace.diff.holders import odd_of
 from tensortrace.diff.plan.comparison import Comparison, replica
+from tensortrace.diff.replicas import values_of
 from tensortrace.tracer.types import INIT_STEP, Kind
 
 _RUNGS = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
@@ -51,27 +54,47 @@ def missing(case: Case) -> Sequence[Proposal]:
     if case.origin.node.slot.kind not in _RUNGS or case.origin.node.slot.name == CLIP:
         return ()
     names = [o.node.slot.name for o in case.siblings if _unlike(o)]
-    found = [(n, _copies(n, case), case.pair.gradients_b.local(n)) for n in names]
-    samples = [(x, local[x.cell]) for _, copies, local in found for x in copies if x.cell in local]
-    reference = [case.pair.gradients_a.unclipped(n) for n, copies, _ in found for _ in copies]
+    gradients = case.pair.gradients_b
+    held = [(n, copies, local_of_copies(gradients, n, copies)) for n in names if (copies := _copies(n, case))]
+    samples = [
+        (x, local[x.source.rank]) for _, copies, local in held for x in copies if x.source.rank in local
+    ]
+    reference = [case.pair.gradients_a.unclipped(n) for n, copies, _ in held for _ in copies]
     if not samples or len(samples) != len(reference) or any(r is None for r in reference):
         return ()
     mine = [local.astype(np.float64) for _, local in samples]
     actual = [item.read().astype(np.float64) for item, _ in samples]
-    size = sum(float(np.vdot(x, x)) for x in mine)
-    factor = sum(float(np.vdot(x, y)) for x, y in zip(mine, actual, strict=True)) / size if size else 0.0
+    groups = [item.source.rank if gradients.shared else 0 for item, _ in samples]
+    factors = {g: _factor(*_of_group(g, groups, mine, actual)) for g in set(groups)}
+    factor = float(np.median(list(factors.values())))
     if not factor:
         return ()
+    tied = all(_is_tied(n, case) for n in names)
     text = (
-        f"{_shown(names)} is not reduced across ranks in b: "
-        f"each of its {case.world_b} ranks goes on with its own gradient"
+        f"{_shown(names)} is {'one parameter of' if tied else 'not reduced across'} ranks in b: "
+        f"each of its {len({i.source.rank for i, _ in samples})} ranks goes on with its own gradient"
         + (f", times {factor:.6g}" if abs(factor - 1) > 1e-4 else "")
     )
     whole = [r.read() for r in reference if r]
     floor = case.gradient_floor([item for item, _ in samples])
     words = "each rank's own gradient"
-    mistaken = [x * factor for x in mine]
-    return (Proposal("reduction.missing", text, mistaken, actual, whole, factor, words, floor=floor),)
+    mistaken = [x * factors[g] for x, g in zip(mine, groups, strict=True)]
+    code = "tied.not_summed" if tied else "reduction.missing"
+    return (Proposal(code, text, mistaken, actual, whole, factor, words, floor=floor),)
+
+
+def _of_group(
+    group: int, groups: Sequence[int], *sides: Sequence[np.ndarray]
+) -> tuple[list[np.ndarray], ...]:
+    return tuple([value for value, g in zip(side, groups, strict=True) if g == group] for side in sides)
+
+
+def _is_tied(name: str, case: Case) -> bool:
+    """Tell whether a uses a parameter under several names, of which each rank of b holds its own."""
+    if len(uses_of(case, name)) < 2:
+        return False
+    items = case.pair.gradients_b.local_items(name)
+    return len({item.cell for item in items}) == 1
 
 
 def _unlike(outcome: Outcome) -> bool:
@@ -232,17 +255,22 @@ def replica_disagrees(case: Case) -> Sequence[Proposal]:
     view = case.pair.before_b if side == "b" else case.pair.before_a
     before = {i.source.rank: i for i in view.items.get(slot, ()) if not at_init}
     copies = {i.source.rank: i for i in (entry.copies_b if side == "b" else entry.copies_a)}
-    if odd and all(r in before and copies[r].entry.digest == before[r].entry.digest for r in odd):
+    if odd and all(r in before and r in copies and _same(copies[r], before[r]) for r in odd):
         text = f"rank {ranks} of {side} kept the value of before the step"
         old, new = ([held[r].read() for r in odd] for held in (before, copies))
         right = [replica(entry.items_a if side == "b" else entry.items_b).read() for _ in odd]
         words = "rank(s) that hold the value before the step"
         return (Proposal("replica.disagrees", text, old, new, right, float(len(odd)), words, simplicity=1),)
     others = [r for r in copies if r not in odd]
-    text = f"rank {ranks} of {side} should hold one value, and each holds another"
+    held = values_of(tuple(copies.values()))
+    text = f"rank {ranks} of {side} should hold one value, and {held or 'each holds another'}"
     if others:
         text = f"rank {ranks} of {side} holds another value than rank {', '.join(map(str, others))}"
     return (told("replica.disagrees", text, len(odd), "rank(s) that differ", simplicity=5),)
+
+
+def _same(one: Item, other: Item) -> bool:
+    return one.entry.digest == other.entry.digest
 
 
 def _shown(names: Sequence[str]) -> str:

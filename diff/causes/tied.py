@@ -19,7 +19,7 @@ def apart(case: Case) -> Iterator[Proposal]:
     slot = case.origin.node.slot
     if slot.kind not in _KINDS:
         return
-    names = _uses(case, slot.name)
+    names = uses_of(case, slot.name)
     ours = {n: found for n in names if (found := case.pair.gradients_b.window_sum(n)) is not None}
     whole = next((found for n in names if (found := case.pair.gradients_a.window_sum(n)) is not None), None)
     if len(ours) < 2 or whole is None or np.prod(whole.shape) > _MOST:
@@ -45,7 +45,7 @@ def _read(found: Sum) -> np.ndarray:
     return np.asarray(found.read(), np.float64)
 
 
-def _uses(case: Case, name: str) -> tuple[str, ...]:
+def uses_of(case: Case, name: str) -> tuple[str, ...]:
     """Return the names under which a uses the parameter of this name; empty where it has but one."""
     for view in (case.pair.before_a, case.pair.a):
         for slot, items in view.find(Kind.PARAM):

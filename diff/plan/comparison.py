@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
+from tensortrace.diff.coefficient import scaled_by_hand
 from tensortrace.diff.compare import EPS, Sides
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.handclip import read_gradients
@@ -72,7 +73,8 @@ class Comparison:
     ``rung`` tells of a gradient whether only one run fails to make it of its own rung before.
     ``terms`` is the norm of the terms summed, where the plan knows it; ``noise`` an allowance beyond
     round-off, relative; ``of_error`` one in terms of the relative error of the activations that the boundary
-    was computed from.
+    was computed from. ``follows`` are boundaries that change this one as a whole where they diverge, by any
+    factor, and give it no error where they agree: all gradients do, by the coefficient that clips them.
     """
 
     slot: Slot
@@ -94,6 +96,7 @@ class Comparison:
     terms: float = 0.0
     noise: float = 0.0
     of_error: float = 0.0
+    follows: tuple[tuple[int | None, Slot], ...] = ()
 
     @property
     def same_bytes(self) -> bool:
@@ -234,15 +237,24 @@ class StepPair:
             same_scheme=self.same_scheme and not self.whole_on_ranks,
         )  # fmt: skip
 
-    @cached_property
+    @property
     def gradients_a(self) -> Gradients:
         """The gradient rungs of ``a``."""
-        return read_gradients(self.a, self.b)
+        return self._gradients[0]
 
-    @cached_property
+    @property
     def gradients_b(self) -> Gradients:
         """The gradient rungs of ``b``."""
-        return read_gradients(self.b, self.a)
+        return self._gradients[1]
+
+    @cached_property
+    def _gradients(self) -> tuple[Gradients, Gradients]:
+        a, b = read_gradients(self.a, self.b), read_gradients(self.b, self.a)
+        if self.overflowed or self.evaluations or a.by_program or b.by_program:
+            return a, b
+        tokens = sum(self.weights_a.count.values())
+        found = scaled_by_hand(a, b, same_scheme=self.same_scheme, tokens=tokens)
+        return (a, b) if found is None else (replace(a, shared=found.a), replace(b, shared=found.b))
 
     @property
     def _factors(self) -> tuple[Factors | None, Factors | None]:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.gradients import CLIP, Gradients
+from tensortrace.diff.plan.clipping import plan_coefficients
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
 from tensortrace.diff.plan.consumers import Ref, consumers
 from tensortrace.diff.plan.edges import read_by_gradient, states_by_module
@@ -52,6 +53,7 @@ def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
         plan.notes.append(UNWEIGHED)
     states = states_by_module(pair)
     _plan_clip_events(pair, plan)
+    last: dict[str, Slot] = {}
     for name in names:
         has_a, has_b = name in pair.gradients_a.names, name in pair.gradients_b.names
         if not (has_a and has_b):
@@ -63,6 +65,8 @@ def plan_gradients(pair: StepPair, plan: StepPlan) -> None:
         for kind in _RUNGS:
             previous = _plan_rung(kind, name, previous, pair, plan)
         _plan_clipped(name, previous, pair, plan)
+        last[name] = previous
+    plan_coefficients(last, pair, plan)
 
 
 class ClipEvent(NamedTuple):
@@ -312,6 +316,12 @@ def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: Step
         items = (*_some(a), *_some(b))
         plan.one_sided.append(OneSided("both", slot, None, items, text, counts=False))
         return previous
+    lacking = pair.gradients_a if a is None else pair.gradients_b if b is None else None
+    if lacking is not None and not lacking.has_rung(kind) and _is_set(name, lacking):
+        one_side: Literal["a", "b"] = "b" if a is None else "a"
+        text = "the other run sets this gradient itself: what it is made of is not seen there"
+        plan.one_sided.append(OneSided(one_side, slot, None, (*_some(a), *_some(b)), text, counts=False))
+        return previous
     parents: list[Ref] = [(None, previous), *weight_refs(pair)]
     if previous.kind == Kind.LOCAL_GRAD:
         parents.append((None, previous._replace(slot="start")))
@@ -334,6 +344,11 @@ def _plan_rung(kind: Kind, name: str, previous: Slot, pair: StepPair, plan: Step
         )
     )  # fmt: skip
     return slot
+
+
+def _is_set(name: str, gradients: Gradients) -> bool:
+    """Tell whether a gradient that is consumed came from no backward pass: the program assigned it."""
+    return gradients.consumed(name) is not None and not gradients.local_items(name)
 
 
 def _is_owned(name: str, gradients: Gradients) -> bool:
