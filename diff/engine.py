@@ -91,6 +91,11 @@ def compare(
         notes += of_floors
         notes += floor_notes(judgement for _, judgement in execution.judged)
         narrowed = options.kinds or options.include or options.exclude
+        if options.kinds and set(options.kinds) <= {Kind.OPERATION, Kind.OPERATION_GRAD}:
+            raise BadRequest(
+                "nothing to compare", found="--kinds with operations alone, which are no boundaries",
+                remedy="diff without it: where a module diverges, the operations inside it are compared",
+            )  # fmt: skip
         if not execution.compared and not execution.gaps and narrowed:
             raise BadRequest(
                 "nothing to compare", found="no boundary that --kinds, --include and --exclude all select",
