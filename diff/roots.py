@@ -61,6 +61,8 @@ def objective(origin: Outcome, execution: Execution) -> Outcome | None:
         return None
     if any(_agrees(parent, execution) for parent in execution.graph.parents(node)):
         return None
+    if any(error.diverges for _, error in _forward(execution, node.step, node.microbatch)):
+        return None  # as behind a declared difference: other values make another objective
     for slot, microbatch, a, b in _roots(pair, node.microbatch):
         values = np.float64(a.read()), np.float64(b.read() / _scale(b, pair))
         if not all(math.isfinite(v) for v in values):
@@ -138,11 +140,13 @@ def _terms(pair: StepPair, side: str, item: Item) -> float:
 
 
 def _of_forward(execution: Execution, step: int, microbatch: int | None) -> float:
-    """Return the greatest relative error of what forward passes computed, of what agrees."""
-    known = (
-        error.rel
-        for node, error in execution.errors.items()
-        if node.step == step and node.slot.kind in _FORWARD and microbatch in (None, node.microbatch)
-        if not error.diverges and math.isfinite(error.rel)
-    )
+    """Return the greatest relative error of what forward passes computed."""
+    known = (error.rel for _, error in _forward(execution, step, microbatch) if math.isfinite(error.rel))
     return max(known, default=0.0)
+
+
+def _forward(execution: Execution, step: int, microbatch: int | None) -> Iterator[tuple[Node, Error]]:
+    """Yield the errors of what one pass, or every pass of a step, computed forward."""
+    for node, error in execution.errors.items():
+        if node.step == step and node.slot.kind in _FORWARD and microbatch in (None, node.microbatch):
+            yield node, error
