@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -105,19 +106,16 @@ def _readings(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Bat
     yield read_batch(a, phase, by_lengths=True), read_batch(b, phase, by_lengths=True)
     if 0 < min(map(_working, whole)) <= 2 * _common(*whole):  # one other row does not turn the batch
         return
-    for guess in (False, True):
-        for first in ((True, True), (False, True), (True, False)):
-            turned = [
-                read_batch(view, phase, guess_padding=guess, time_major=order)
-                for view, order in zip((a, b), first, strict=True)
-            ]
-            if _working(turned[0]) == _working(turned[1]):  # else what is cut short looks like fewer rows
-                yield turned[0], turned[1]
-    for left, right in ((True, True), (False, True), (True, False)):
-        yield (
-            read_batch(a, phase, by_lengths=True, time_major=left),
-            read_batch(b, phase, by_lengths=True, time_major=right),
+    for (guess, cut), first in product(
+        ((False, False), (True, False), (False, True)), ((True, True), (False, True), (True, False))
+    ):
+        left, right = (
+            read_batch(view, phase, guess_padding=guess, by_lengths=cut, time_major=order)
+            for view, order in zip((a, b), first, strict=True)
         )
+        turned = left, right
+        if _working(turned[0]) == _working(turned[1]):  # else what is cut short looks like fewer rows
+            yield turned
 
 
 def _working(batch: Batch) -> int:

@@ -8,6 +8,7 @@ from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.plan.comparison import OneSided
+from tensortrace.diff.plan.weights import UNKNOWN_LOSS
 from tensortrace.tracer.types import INIT_STEP, Kind
 
 _CALLS = frozenset({Kind.ACTIVATION, Kind.LOSS})
@@ -22,6 +23,10 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
     first. None where there is no such call.
     """
     gaps = {node: entry for node, entry in execution.gaps if _counts(node, entry, a, b)}
+    if (
+        origin.node.slot.kind != Kind.ACTIVATION_GRAD
+    ):  # others than gradients are compared whoever computes it
+        gaps = {node: entry for node, entry in gaps.items() if entry.reason != UNKNOWN_LOSS}
     if isinstance(origin.comparison, OneSided):
         return _unknown_parameter(origin, gaps)
     parents = set(execution.graph.parents(origin.node))
@@ -83,7 +88,7 @@ def _counts(node: Node, entry: OneSided, a: Catalog, b: Catalog) -> bool:
     """Tell whether a gap is a call that the run which lacks it would have recorded."""
     lacking = b if entry.side == "a" else a
     whole = not lacking.lossy and not lacking.cut_at(node.step)
-    asked = entry.counts and not entry.diverges and entry.side != "both"
+    asked = (entry.counts or entry.reason == UNKNOWN_LOSS) and not entry.diverges and entry.side != "both"
     kind, name = node.slot.kind, node.slot.name
     wanted = kind in _CALLS or (kind == Kind.PARAM and node.step == INIT_STEP)
     return asked and whole and wanted and lacking.promised(kind, name, node.step)
