@@ -25,7 +25,7 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
     gaps = {node: entry for node, entry in execution.gaps if _counts(node, entry, a, b)}
     if (
         origin.node.slot.kind != Kind.ACTIVATION_GRAD
-    ):  # others than gradients are compared whoever computes it
+    ):  # others are compared whoever computes it
         gaps = {node: entry for node, entry in gaps.items() if entry.reason != UNKNOWN_LOSS}
     if isinstance(origin.comparison, OneSided):
         return _unknown_parameter(origin, gaps)
