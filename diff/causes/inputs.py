@@ -65,8 +65,8 @@ def given_otherwise(case: Case) -> Iterator[Proposal]:
         text = f"{len(wrong)} rows of {slot.name} {slot.slot} are a's in another order: those of others"
         yield told("input.order", text, len(wrong), "rows", simplicity=-1)
         return
-    held = {row.digest for row in case.pair.batch_a.rows}
-    if any(row.digest not in held for row in case.pair.batch_b.rows):
+    rows = [Counter(row.digest for row in batch.rows) for batch in (case.pair.batch_a, case.pair.batch_b)]
+    if rows[0] != rows[1]:
         return  # the rows themselves are others
     text = f"{len(wrong)} of {len(right)} rows of {slot.name} {slot.slot} are others, beside the same rows"
     yield told("input.different", text, len(wrong), "rows", simplicity=9)
