@@ -9,28 +9,11 @@ The last batch has five rows; the error is a mean over the elements of all ranks
 from __future__ import annotations
 
 import argparse
-import os
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from held_start import RANK, WORLD, arguments, ranks, replicated
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-
-RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--plant", default="")
-    add("--steps", type=int, default=4)
-    add("--seed", type=int, default=0)
-    add("--features", type=int, default=7)
-    add("--width", type=int, default=20)
-    add("--rows", type=int, default=8)
-    add("--by-hand", action="store_true")
-    return parser.parse_args()
 
 
 class Block(nn.Module):
@@ -91,21 +74,16 @@ def objective(options: argparse.Namespace, guess: Tensor, noise: Tensor, many: i
 
 
 def main() -> None:
-    options = arguments()
-    if WORLD > 1:
-        dist.init_process_group("gloo")
-    torch.manual_seed(options.seed)
-    inner = Denoiser(options)
-    model: nn.Module = DistributedDataParallel(inner) if WORLD > 1 else inner
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, amsgrad=True)
-    for step in range(options.steps):
-        noisy, times, noise, many = batch(options, step)
-        objective(options, model(noisy, times), noise, many).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if WORLD > 1:
-        dist.barrier()  # what is still held by a thread of the group is let go
-        dist.destroy_process_group()
+    options = arguments(__doc__, "by-hand", features=7, width=20, rows=8)
+    with ranks(options):
+        inner = Denoiser(options)
+        model = replicated(inner)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, amsgrad=True)
+        for step in range(options.steps):
+            noisy, times, noise, many = batch(options, step)
+            objective(options, model(noisy, times), noise, many).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 if __name__ == "__main__":

@@ -11,33 +11,13 @@ from __future__ import annotations
 import argparse
 import copy
 import math
-import os
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from held_start import RANK, WORLD, arguments, ranks, replicated
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 Rows = tuple[Tensor, Tensor, Tensor]
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--plant", default="")
-    add("--steps", type=int, default=3)
-    add("--seed", type=int, default=0)
-    add("--width", type=int, default=14)
-    add("--vocabulary", type=int, default=30)
-    add("--prompt", type=int, default=5)
-    add("--answer", type=int, default=6)
-    add("--pairs", type=int, default=6)
-    add("--dropout", type=float, default=0.0)
-    add("--two-calls", action="store_true")
-    add("--inference-mode", action="store_true")
-    return parser.parse_args()
 
 
 class Attention(nn.Module):
@@ -138,29 +118,27 @@ def totals(options: argparse.Namespace, model: nn.Module, chosen: Rows, rejected
 
 
 def main() -> None:
-    options = arguments()
-    if WORLD > 1:
-        dist.init_process_group("gloo")
-    torch.manual_seed(options.seed)
-    inner = Policy(options)
-    reference = copy.deepcopy(inner).requires_grad_(False)
-    if options.plant != "reference-trains":
-        reference.eval()
-    margin = Margin(options.plant)
-    model: nn.Module = DistributedDataParallel(inner) if WORLD > 1 else inner
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
-    for step in range(options.steps):
-        rows = batch(options, step)
-        own = margin(*totals(options, model, *rows))
-        with torch.inference_mode() if options.inference_mode else torch.no_grad():
-            first = margin(*totals(options, reference, *rows))
-        (-F.logsigmoid(0.5 * (own - first)).mean()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-    if WORLD > 1:
-        dist.barrier()  # what is still held by a thread of the group is let go
-        dist.destroy_process_group()
+    options = arguments(
+        __doc__, "two-calls", "inference-mode",
+        steps=3, width=14, vocabulary=30, prompt=5, answer=6, pairs=6, dropout=0.0,
+    )  # fmt: skip
+    with ranks(options):
+        inner = Policy(options)
+        reference = copy.deepcopy(inner).requires_grad_(False)
+        if options.plant != "reference-trains":
+            reference.eval()
+        margin = Margin(options.plant)
+        model = replicated(inner)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
+        for step in range(options.steps):
+            rows = batch(options, step)
+            own = margin(*totals(options, model, *rows))
+            with torch.inference_mode() if options.inference_mode else torch.no_grad():
+                first = margin(*totals(options, reference, *rows))
+            (-F.logsigmoid(0.5 * (own - first)).mean()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 if __name__ == "__main__":

@@ -7,33 +7,13 @@ torchrun --nproc-per-node 2 held_gru.py --microbatches 2 --plant NAME
 from __future__ import annotations
 
 import argparse
-import os
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from held_start import RANK, WORLD, arguments, ranks, replicated
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-
-RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--plant", default="")
-    add("--steps", type=int, default=5)
-    add("--seed", type=int, default=0)
-    add("--width", type=int, default=15)
-    add("--vocabulary", type=int, default=30)
-    add("--length", type=int, default=8)
-    add("--rows", type=int, default=8)
-    add("--microbatches", type=int, default=1)
-    add("--time-major", action="store_true")
-    add("--groups-reversed", action="store_true")
-    add("--reduce-to-owners", action="store_true")
-    return parser.parse_args()
 
 
 class Recurrent(nn.Module):
@@ -79,42 +59,42 @@ def average(model: nn.Module) -> None:
 
 
 def main() -> None:
-    options = arguments()
-    if WORLD > 1:
-        dist.init_process_group("gloo")
-    torch.manual_seed(options.seed)
-    inner = Recurrent(options)
-    wrapped = WORLD > 1 and not options.reduce_to_owners
-    model: nn.Module = DistributedDataParallel(inner) if wrapped else inner
-    optimizer = optimizer_of(options, model)
-    total = options.steps * (options.microbatches if options.plant == "schedule-in-microbatches" else 1)
+    options = arguments(
+        __doc__, "time-major", "groups-reversed", "reduce-to-owners",
+        steps=5, width=15, vocabulary=30, length=8, rows=8, microbatches=1,
+    )  # fmt: skip
+    with ranks(options):
+        inner = Recurrent(options)
+        wrapped = WORLD > 1 and not options.reduce_to_owners
+        model = replicated(inner) if wrapped else inner
+        optimizer = optimizer_of(options, model)
+        total = options.steps * (options.microbatches if options.plant == "schedule-in-microbatches" else 1)
 
-    def rate(step: int) -> float:
-        return (step + 1) / 3 if step < 2 else (total - step) / (total - 2)
+        def rate(step: int) -> float:
+            return (step + 1) / 3 if step < 2 else (total - step) / (total - 2)
 
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    for step in range(options.steps):
-        tokens, mask = batch(options, step)
-        items = (mask if options.plant == "first-tokens-counted" else mask[:, 1:]).sum()
-        if WORLD > 1:
-            dist.all_reduce(items)
-        parts = list(zip(tokens.chunk(options.microbatches), mask.chunk(options.microbatches), strict=True))
-        for index, (part, valid) in enumerate(parts):
-            last = index == len(parts) - 1
-            with model.no_sync() if wrapped and not last else nullcontext():  # type: ignore[operator]
-                labels = part[:, 1:].masked_fill(valid[:, 1:] == 0, -100)
-                scores = model(part)[:, :-1]
-                loss = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
-                (loss * WORLD / items).backward()
-        if options.reduce_to_owners:
-            average(model)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-    if WORLD > 1:
-        dist.barrier()  # what is still held by a thread of the group is let go
-        dist.destroy_process_group()
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        for step in range(options.steps):
+            tokens, mask = batch(options, step)
+            items = (mask if options.plant == "first-tokens-counted" else mask[:, 1:]).sum()
+            if WORLD > 1:
+                dist.all_reduce(items)
+            parts = list(
+                zip(tokens.chunk(options.microbatches), mask.chunk(options.microbatches), strict=True)
+            )
+            for index, (part, valid) in enumerate(parts):
+                last = index == len(parts) - 1
+                with model.no_sync() if wrapped and not last else nullcontext():  # type: ignore[operator]
+                    labels = part[:, 1:].masked_fill(valid[:, 1:] == 0, -100)
+                    scores = model(part)[:, :-1]
+                    loss = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
+                    (loss * WORLD / items).backward()
+            if options.reduce_to_owners:
+                average(model)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
 
 
 if __name__ == "__main__":

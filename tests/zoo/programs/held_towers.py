@@ -7,32 +7,12 @@ torchrun --nproc-per-node 2 held_towers.py --plant NAME
 from __future__ import annotations
 
 import argparse
-import os
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from held_start import RANK, WORLD, arguments, ranks, replicated
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-
-RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--plant", default="")
-    add("--since", type=int, default=0)
-    add("--steps", type=int, default=5)
-    add("--seed", type=int, default=0)
-    add("--features", type=int, default=9)
-    add("--width", type=int, default=16)
-    add("--vocabulary", type=int, default=30)
-    add("--rows", type=int, default=8)
-    add("--two-optimizers", action="store_true")
-    add("--whole-loss", action="store_true")
-    add("--text-first", action="store_true")
-    return parser.parse_args()
 
 
 class Unit(nn.Module):
@@ -127,23 +107,21 @@ def optimizers(options: argparse.Namespace, model: nn.Module) -> list[torch.opti
 
 
 def main() -> None:
-    options = arguments()
-    if WORLD > 1:
-        dist.init_process_group("gloo")
-    torch.manual_seed(options.seed)
-    inner = Towers(options)
-    model: nn.Module = DistributedDataParallel(inner) if WORLD > 1 else inner
-    updating = optimizers(options, model)
-    for step in range(options.steps):
-        inner.unit.half = options.plant == "unit-half" and step >= options.since
-        objective(options, *model(*batch(options, step))).backward()
-        for optimizer in updating:
-            optimizer.step()
-        for optimizer in updating[:1] if options.plant == "one-zeroed" else updating:
-            optimizer.zero_grad()
-    if WORLD > 1:
-        dist.barrier()  # what is still held by a thread of the group is let go
-        dist.destroy_process_group()
+    options = arguments(
+        __doc__, "two-optimizers", "whole-loss", "text-first",
+        steps=5, features=9, width=16, vocabulary=30, rows=8,
+    )  # fmt: skip
+    with ranks(options):
+        inner = Towers(options)
+        model = replicated(inner)
+        updating = optimizers(options, model)
+        for step in range(options.steps):
+            inner.unit.half = options.plant == "unit-half" and step >= options.since
+            objective(options, *model(*batch(options, step))).backward()
+            for optimizer in updating:
+                optimizer.step()
+            for optimizer in updating[:1] if options.plant == "one-zeroed" else updating:
+                optimizer.zero_grad()
 
 
 if __name__ == "__main__":

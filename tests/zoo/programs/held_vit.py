@@ -7,35 +7,13 @@ torchrun --nproc-per-node 2 held_vit.py --plant NAME
 from __future__ import annotations
 
 import argparse
-import os
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from held_start import RANK, WORLD, arguments, ranks, replicated
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--plant", default="")
-    add("--since", type=int, default=0)
-    add("--steps", type=int, default=4)
-    add("--seed", type=int, default=0)
-    add("--heads", type=int, default=2)
-    add("--width", type=int, default=12)
-    add("--patch", type=int, default=3)
-    add("--classes", type=int, default=6)
-    add("--rows", type=int, default=8)
-    add("--unfold", action="store_true")
-    add("--soft-targets", action="store_true")
-    add("--evaluate", action="store_true")
-    return parser.parse_args()
 
 
 class Patches(nn.Module):
@@ -116,38 +94,36 @@ def objective(options: argparse.Namespace, scores: Tensor, classes: Tensor) -> T
 
 
 def main() -> None:
-    options = arguments()
-    if WORLD > 1:
-        dist.init_process_group("gloo")
-    torch.manual_seed(options.seed)
-    inner = Vision(options)
-    model: nn.Module = DistributedDataParallel(inner) if WORLD > 1 else inner
-    average = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
-    for step in range(options.steps):
-        images, classes = batch(options, step)
-        before = [value.detach().clone() for value in inner.parameters()]
-        loss = objective(options, model(images), classes)
-        if options.plant == "loss-summed":
-            loss = all_reduce(loss)  # so that every rank logs the same number
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        average.update_parameters(inner)
-        if options.evaluate:  # with the average in the model's place
-            kept = [value.detach().clone() for value in inner.parameters()]
-            if options.plant == "restored-too-old" and step + 1 == options.since:
-                kept = before
-            with torch.no_grad():
-                for value, averaged in zip(inner.parameters(), average.module.parameters(), strict=True):
-                    value.copy_(averaged)
-                inner(batch(options, 90)[0])
-                for value, own in zip(inner.parameters(), kept, strict=True):
-                    value.copy_(own)
-    if WORLD > 1:
-        dist.barrier()  # what is still held by a thread of the group is let go
-        dist.destroy_process_group()
+    options = arguments(
+        __doc__, "unfold", "soft-targets", "evaluate",
+        heads=2, width=12, patch=3, classes=6, rows=8,
+    )  # fmt: skip
+    with ranks(options):
+        inner = Vision(options)
+        model = replicated(inner)
+        average = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+        for step in range(options.steps):
+            images, classes = batch(options, step)
+            before = [value.detach().clone() for value in inner.parameters()]
+            loss = objective(options, model(images), classes)
+            if options.plant == "loss-summed":
+                loss = all_reduce(loss)  # so that every rank logs the same number
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(inner)
+            if options.evaluate:  # with the average in the model's place
+                kept = [value.detach().clone() for value in inner.parameters()]
+                if options.plant == "restored-too-old" and step + 1 == options.since:
+                    kept = before
+                with torch.no_grad():
+                    for value, averaged in zip(inner.parameters(), average.module.parameters(), strict=True):
+                        value.copy_(averaged)
+                    inner(batch(options, 90)[0])
+                    for value, own in zip(inner.parameters(), kept, strict=True):
+                        value.copy_(own)
 
 
 if __name__ == "__main__":
