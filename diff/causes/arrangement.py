@@ -206,7 +206,9 @@ def shifted(case: Case) -> Iterator[Proposal]:
         for by in (n for n in (1, -1, 2, -2) if abs(n) * 2 < len(left)):
             for mistaken, edge in _moved(left, by):
                 text = f"{name} is shifted by {by:+d} along {_called(dim, a.ndim)}, {edge} moved in"
-                yield Proposal("layout.shifted", text, [mistaken], [right], [left], float(by), "places")
+                yield Proposal(
+                    "layout.shifted", text, [mistaken], [right], [left], float(by), "places", simplicity=-1
+                )  # fmt: skip
 
 
 def _moved(a: np.ndarray, by: int) -> Iterator[tuple[np.ndarray, str]]:

@@ -10,6 +10,7 @@ import numpy as np
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.causes.case import Case, Proposal, told
 from tensortrace.diff.compare import EPS
+from tensortrace.diff.gradients import CLIP
 from tensortrace.diff.plan.comparison import replica
 from tensortrace.diff.plan.updates import update_inputs
 from tensortrace.diff.update import UpdateInputs, predict_param, predict_state
@@ -84,8 +85,8 @@ def _predicted(inputs: UpdateInputs, slot: Slot) -> np.ndarray | None:
 def stale(case: Case) -> Sequence[Proposal]:
     """Propose that b holds, bit by bit, what it held at an earlier microbatch or step, where a moved on."""
     slot, step = case.origin.node.slot, case.origin.node.step
-    if slot.kind not in _STALE or case.origin.assembled is None or step == INIT_STEP:
-        return ()
+    if slot.kind not in _STALE or case.origin.assembled is None or step == INIT_STEP or slot.name == CLIP:
+        return ()  # what is asked of a clip is a setting, not a value that moves on
     now_b = _digests(case.pair.b, slot, case.origin.node.microbatch)
     now_a = _digests(case.pair.a, slot, case.origin.node.microbatch)
     if not now_b or not case.origin.assembled.b.any():

@@ -246,6 +246,8 @@ def _numbers(values: Sequence[int]) -> str:
 def replica_disagrees(case: Case) -> Sequence[Proposal]:
     """Propose that ranks that should hold one value do not, and say whether the odd ones are stale."""
     entry, side = case.origin.comparison, case.origin.disagrees
+    if case.origin.node.slot.kind == Kind.BUFFER and side is None:
+        return _buffer_of_own_rows(case)
     if side is None or not isinstance(entry, Comparison):
         return ()
     odd = odd_of(entry, side)
@@ -267,6 +269,21 @@ def replica_disagrees(case: Case) -> Sequence[Proposal]:
     if others:
         text = f"rank {ranks} of {side} holds another value than rank {', '.join(map(str, others))}"
     return (told("replica.disagrees", text, len(odd), "rank(s) that differ", simplicity=5),)
+
+
+def _buffer_of_own_rows(case: Case) -> Sequence[Proposal]:
+    """Propose that ranks of b have buffers of their own where those of a have one: of their own rows.
+
+    Buffers may differ from rank to rank, as running statistics do, so that this is no difference by itself.
+    """
+    slot = case.origin.node.slot
+    sides = [view.items.get(slot, ()) for view in (case.pair.a, case.pair.b)]
+    values = [{item.entry.digest for item in items} for items in sides]
+    if len(sides[0]) < 2 or len(values[0]) != 1 or len(values[1]) < 2:
+        return ()
+    ranks = ", ".join(str(item.source.rank) for item in sides[1])
+    text = f"rank {ranks} of b hold values of their own of {slot.name}, those of a one value"
+    return (told("replica.disagrees", text, len(values[1]), "values on ranks of b", simplicity=5),)
 
 
 def _same(one: Item, other: Item) -> bool:

@@ -32,6 +32,13 @@ def position(case: Case) -> Sequence[Proposal]:
         number = float((right[-1] - right[since]) / moved) if moved else float(right[0] - left[0])
         evidence = _lr_evidence(case)
         return (Proposal("schedule.position", text, [mistaken], [right], [left], number, words, evidence),)
+    per_rank = _per_rank(case, left, right)
+    if per_rank is not None:
+        text = f"the scheduler is stepped once for each rank: {_pairs_text(left, right)}"
+        words = f"the world size of b ({case.world_b})"
+        number = float(case.world_b)
+        evidence = _lr_evidence(case)
+        return (Proposal("schedule.position", text, [per_rank], [right], [left], number, words, evidence),)
     begins = int(np.argmax(left != right))  # before it both stand alike
     offset = float(right[begins] - left[begins])
     text = f"the scheduler's position is off by {offset:g}: {_pairs_text(left[begins:], right[begins:])}"
@@ -39,6 +46,13 @@ def position(case: Case) -> Sequence[Proposal]:
     return (
         Proposal("schedule.position", text, [mistaken], [right], [left], offset, None, _lr_evidence(case)),
     )
+
+
+def _per_rank(case: Case, left: np.ndarray, right: np.ndarray) -> np.ndarray | None:
+    """Return where b would stand if it moved on by its number of ranks where a moves on by one."""
+    mistaken = left * case.world_b
+    fits = len(left) > 1 and case.world_b > 1 and np.array_equal(mistaken, right)
+    return mistaken if fits else None
 
 
 def _per_microbatch(case: Case, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, str] | None:

@@ -13,7 +13,7 @@ from tensortrace.diff.plan.comparison import replica
 from tensortrace.tracer.types import INIT_STEP, Kind
 
 _TENSORS = frozenset(Kind) - {Kind.INPUT, Kind.SCHEDULE, Kind.LOSS, Kind.OPTIMIZER_STATE}
-_HELD = _TENSORS | {Kind.OPTIMIZER_STATE}
+_HELD = _TENSORS | {Kind.OPTIMIZER_STATE, Kind.INPUT}
 SHARPER = {"bfloat16": 16, "float16": 13}
 """Bits of a float32 mantissa that a dtype leaves out."""
 

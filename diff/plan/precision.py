@@ -19,6 +19,9 @@ from tensortrace.tracer.types import OF_RECORDED, Kind, Stats
 _OF_PROBABILITIES = frozenset({"cross_entropy", "kl_div"})
 """Losses that subtract logarithms of probabilities."""
 
+_OF_PATHS = frozenset({"ctc_loss"})
+"""Losses that sum over paths in the domain of logarithms."""
+
 _OF_VALUE = ("sum", "count", "value")
 
 
@@ -39,10 +42,23 @@ def eps_of_scores(users: Iterable[Slot], items: Sequence[Item], pair: StepPair) 
     names = {slot.name for slot in users}
     if len(names) != 1 or any(slot.kind != Kind.LOSS for slot in users):
         return 0.0
-    values = _values(names.pop(), (pair.a, pair.b))
+    values = _values(name := names.pop(), (pair.a, pair.b))
+    if name in _OF_PATHS:
+        return coarser_eps((*values, *items)) * _log_likelihood(name, pair)
     if not values or not _direct(values):
         return 0.0
     return max(coarser_eps(values), coarser_eps(items) / OWN)
+
+
+def _log_likelihood(name: str, pair: StepPair) -> float:
+    """Return the mean loss of a row of ``a``, at least 1.
+
+    A sum over paths is kept as a logarithm, of which round-off is a part: so much, absolutely, is the
+    relative error of the probabilities that the gradient consists of.
+    """
+    sums = [item for s in _slots(pair.a, "sum") if s.name == name for item in pair.a.items[s]]
+    total = sum(abs(float(item.read())) for item in sums if item.source.stored(item.entry))
+    return max(1.0, total / max(len(pair.batch_a.rows), 1)) if math.isfinite(total) else 1.0
 
 
 def terms_of_scores(users: Iterable[Slot], microbatch: int | None, scores: Slot, pair: StepPair) -> float:
