@@ -36,7 +36,11 @@ def wrong_group(case: Case) -> Sequence[Proposal]:
     copies = rung or gradients.unclipped_copies(name)
     reference = case.pair.gradients_a.unclipped(name)
     local = {rank: _some(value) for rank, value in local_of_copies(gradients, name, copies).items()}
-    held = [copy for copy in copies if copy.source.rank in local]
+    keys = {copy.source.rank: copy.source.rank for copy in copies}
+    if len(local) < 3:  # copies that several ranks hold together: by who was given which rows
+        local = {cell: _some(value) for cell, value in gradients.local(name).items()}
+        keys = {copy.source.rank: copy.cell for copy in copies}
+    held = [copy for copy in copies if keys[copy.source.rank] in local]
     if len(local) < 3 or not held or reference is None:
         return ()
     actual = [_some(copy.read()) for copy in held]
@@ -48,7 +52,7 @@ def wrong_group(case: Case) -> Sequence[Proposal]:
     for groups, words in _splits(sorted(local)):
         of = {cell: group for group in groups for cell in group}
         sums = {group: np.asarray(sum(local[cell] for cell in group)) for group in groups}
-        mine = [sums[of[copy.source.rank]] for copy in held]
+        mine = [sums[of[keys[copy.source.rank]]] for copy in held]
         factor = _factor(mine, actual)
         text = f"{name} is reduced over {words} of b only: {', '.join(map(str, groups[:4]))}"
         proposals.append(
