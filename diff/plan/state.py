@@ -143,7 +143,7 @@ def _state_parents(slot: Slot, pair: StepPair) -> tuple[tuple[Ref, ...], tuple[R
     if slot.kind == Kind.BUFFER:
         return (*_inputs_of_owner(name, pair), *_averaged(name, pair)), ((None, slot),)
     if slot.slot in ("start", COPY):
-        return (), before
+        return (), (*before, *_averaged(name, pair))  # a program may write averages between steps
     if slot.slot == COPIED:
         return before, ()
     schedule = tuple((None, s) for s in _group_slots(name, call, pair))
