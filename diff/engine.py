@@ -229,7 +229,7 @@ def _execute(
         if any(NO_LAYOUT in reason for _, reason in execution.not_comparable):
             return [f"stopped at init: ranks hold parts of tensors and {NO_LAYOUT}"]
     for number, step in enumerate(alignment.steps):
-        view_a, view_b = only_weighing(a.view(step)), only_weighing(b.view(step - offset))
+        view_a, view_b = only_weighing(a.view(step), b.view(step - offset))
         pair_ = resolve(StepPair(view_a, view_b, state_a, state_b), *rules)
         plan = StepPlan(step)
         _plan_step(pair_, plan)

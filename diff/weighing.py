@@ -8,7 +8,7 @@ those of the rest, as they are where the function is told, or given no more than
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import NamedTuple, cast
@@ -61,13 +61,32 @@ class _Call(NamedTuple):
         return np.asarray(self.target != self.ignore_index)
 
 
-def only_weighing(view: StepView) -> StepView:
-    """Return a step with the items of losses cut to the terms that weigh anything.
+def only_weighing(a: StepView, b: StepView) -> tuple[StepView, StepView]:
+    """Return a step of both runs with the items of losses cut to the terms that weigh anything.
+
+    A loss that both runs ask for as many terms is left as it is: what they weigh is compared token by token.
+    """
+    counts = _counts(a), _counts(b)
+    names = {name for name in {*counts[0], *counts[1]} if counts[0].get(name) != counts[1].get(name)}
+    return _cut(a, names), _cut(b, names)
+
+
+def _counts(view: StepView) -> dict[str, int]:
+    """Return the number of terms of each loss of a step, in all parts and calls."""
+    found: dict[str, int] = defaultdict(int)
+    for slot, held in view.find(Kind.LOSS, phase="train"):
+        if slot.slot == "count":
+            found[slot.name] += sum(int(item.read()) for item in held if item.source.stored(item.entry))
+    return found
+
+
+def _cut(view: StepView, names: Container[str]) -> StepView:
+    """Return a step with some of its losses cut.
 
     A loss of which nothing weighs anything in the whole step is left as it is: that is a coefficient of 0.
     """
     items = view.items
-    calls = list(_calls(items))
+    calls = [(name, call) for name, call in _calls(items) if name in names]
     weighing = {name for name, call in calls if (call.weight != 0).any()}
     new: dict[tuple[Slot, object], Item] = {}
     for name, call in calls:

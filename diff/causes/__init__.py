@@ -47,6 +47,7 @@ DETECTORS: tuple[Detector, ...] = (
     inputs.given_otherwise,
     inputs.different_targets,
     inputs.padding_counted,
+    inputs.padding_weighed,
     padding.pooled,
     padding.attended,
     vocabulary.in_the_loss,

@@ -12,6 +12,7 @@ from tensortrace.diff.catalog import Slot, StepView
 from tensortrace.diff.causes.case import Case, Proposal, told
 from tensortrace.diff.pairing import duplicated_across_ranks
 from tensortrace.diff.rows import Row, read_batch
+from tensortrace.diff.scale import CLOSE
 from tensortrace.tracer.types import Kind
 
 
@@ -109,6 +110,26 @@ def padding_counted(case: Case) -> Sequence[Proposal]:
     left_out = valid_b - valid_a
     text = f"all {all_b} targets of {slot.name} count in b; the reference leaves {left_out} out"
     return (told("mask.padding_leak", text, left_out, "targets that are padding", simplicity=-1),)
+
+
+def padding_weighed(case: Case) -> Sequence[Proposal]:
+    """Propose that tokens that weigh nothing in the reference weigh as much as the others in b."""
+    slot, loaded = case.origin.node.slot, case.origin.assembled
+    if slot.kind != Kind.LOSS or slot.slot != "weight" or loaded is None or loaded.a.shape != loaded.b.shape:
+        return ()
+    a, b = loaded.a.astype(np.float64), loaded.b.astype(np.float64)
+    masked = a == 0
+    if not masked.any() or masked.all() or not b[masked].all():
+        return ()
+    factor, weight = float(np.median(b[~masked] / a[~masked])), float(np.median(b[~masked]))
+    mistaken = np.where(masked, weight, a * factor)  # a mean is then over more tokens
+    text = f"{masked.sum()} tokens of {slot.name} that weigh nothing in the reference weigh {weight:.6g} in b"
+    return (
+        Proposal(
+            "mask.padding_leak", text, [mistaken], [b], [a], float(masked.sum()), "tokens masked in a",
+            simplicity=-1, floor=CLOSE, fitted=2,
+        ),
+    )  # fmt: skip
 
 
 def _counts(view: StepView, slot: Slot) -> tuple[int, int]:

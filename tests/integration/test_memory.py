@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tensortrace.tracer import layout
-from tensortrace.tracer.types import INIT_STEP, Kind, Mesh, Meta, Placement, RankManifest, Shard
+from tensortrace.tracer.manifest import finish_manifest, write_manifest_new
+from tensortrace.tracer.types import INIT_STEP, Kind, Manifest, Mesh, Meta, Placement, RankManifest, Shard
 from tensortrace.tracer.writer import RankWriter
 from tests.synthetic import boundary_of
 
@@ -56,6 +58,13 @@ class Side:
 
     def write(self, root: Path) -> Path:
         """Write the trace; only one local tensor is held at a time."""
+        folders = tuple(layout.rank_folder(root, rank).name for rank in range(self.ranks))
+        manifest = Manifest(
+            format=layout.FORMAT_VERSION, run_id="synthetic", command=(), started_at=0.0, ranks=folders
+        )  # fmt: skip
+        root.mkdir(parents=True)
+        write_manifest_new(root / layout.MANIFEST, manifest)
+        finish_manifest(root / layout.MANIFEST, replace(manifest, exit_code=0, ended_at=1.0))
         for rank in range(self.ranks):
             with RankWriter(root, rank) as writer:
                 for event, (fields, array) in enumerate(self.tensors(rank)):
