@@ -12,10 +12,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tensortrace.diff.catalog import Item, Part
+from tensortrace.diff.extent import Extent
 from tensortrace.diff.grouped import of_groups
 from tensortrace.diff.orders import distance, readings
 from tensortrace.diff.pairing import Pairing
-from tensortrace.diff.rows import Extent, Row
+from tensortrace.diff.rows import Row
 
 Label = Literal["rows", "positions", "flat", "grouped", "stacked", ""]
 """What a dimension of a row-aligned tensor is: samples, positions, both flattened, or neither.

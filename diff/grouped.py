@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tensortrace.diff.catalog import Item, Part
+from tensortrace.diff.extent import Extent
 from tensortrace.diff.orders import distance
 from tensortrace.diff.pairing import Pairing
-from tensortrace.diff.rows import Extent, Row
+from tensortrace.diff.rows import Row
 
 Side = dict[Part, Item]
 Found = tuple[np.ndarray, np.ndarray, tuple[Row, ...], tuple[int, ...]]

@@ -10,9 +10,9 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 
 from tensortrace.diff.catalog import Item, Part
+from tensortrace.diff.extent import Extent
 from tensortrace.diff.logical import Source
 from tensortrace.diff.pairing import Pairing
-from tensortrace.diff.rows import Extent
 from tensortrace.tracer.types import Entry
 
 Side = dict[Part, Item]

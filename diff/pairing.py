@@ -6,7 +6,8 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 
 from tensortrace.diff.catalog import Part
-from tensortrace.diff.rows import Batch, Extent, Row
+from tensortrace.diff.extent import Extent
+from tensortrace.diff.rows import Batch, Row
 
 
 @dataclass(frozen=True)

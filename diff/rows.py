@@ -7,7 +7,7 @@ meet whatever the sampler, the microbatch split or the world size.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -18,8 +18,10 @@ import xxhash
 
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.documents import Documents, find_documents, find_numbers
+from tensortrace.diff.extent import Extent, extent_of
+from tensortrace.diff.ignored import hidden_positions, ignored_positions, with_several_losses
 from tensortrace.diff.lengths import with_mask_of_lengths
-from tensortrace.diff.masks import hidden_ends, mask_of_features, mask_of_tokens, run, tokens_of
+from tensortrace.diff.masks import run, tokens_of
 from tensortrace.tracer.types import ROOT, Kind
 
 
@@ -37,25 +39,6 @@ class Row(NamedTuple):
     digest: bytes
     idle: bool = False
     packed: bool = False
-
-
-class Extent(NamedTuple):
-    """Sizes of one part's batch: rows and padded positions; positions is None where there are none.
-
-    ``time_major``: the first dimension of the batch are the positions, the second the rows. ``packed``: some
-    row holds several documents.
-    """
-
-    rows: int
-    positions: int | None
-    time_major: bool = False
-    packed: bool = False
-
-    def by_row(self, flat: np.ndarray) -> np.ndarray:
-        """Return a tensor of one or several entries per token, flattened, as [rows, entries]."""
-        if self.time_major:
-            return np.ascontiguousarray(flat.reshape(-1, self.rows).T)
-        return flat.reshape(self.rows, -1)
 
 
 @dataclass(frozen=True)
@@ -158,10 +141,12 @@ def read_batch(
         inputs = defaultdict(dict, {part: of_part(tensors) for part, tensors in inputs.items()})
     if time_major:
         inputs = defaultdict(dict, {part: _turned(tensors) for part, tensors in inputs.items()})
-    ignored, several = _ignored_positions(view, phase, inputs, time_major=time_major), _several(view, phase)
-    ignored = {part: _but_last_tokens(found, inputs[part]) for part, found in ignored.items()}
+    ignored = ignored_positions(view, phase, inputs, time_major=time_major)
+    several = with_several_losses(view, phase)
     forced = pad is not None
-    hidden = {} if as_given or forced else _hidden_ends(view, phase, inputs, several, time_major=time_major)
+    hidden: dict[Part, np.ndarray] = {}
+    if not as_given and not forced:
+        hidden = hidden_positions(view, phase, inputs, several, time_major=time_major)
     notes: tuple[str, ...] = ()
     if pad is None and not as_given:
         pad, notes = _pad_value(inputs, ignored, guess=guess_padding)
@@ -170,7 +155,7 @@ def read_batch(
     lengths: set[str] = set()
     numbering: list[frozenset[str]] = []
     for part in sorted(inputs, key=lambda p: (p.number, p.rank)):
-        extents[part] = _extent(inputs[part])._replace(time_major=time_major)
+        extents[part] = extent_of(inputs[part])._replace(time_major=time_major)
         skipped = None if forced else ignored.get(part)
         documents = None if as_given else _documents(inputs[part], numbers)
         numbering.append(find_numbers(inputs[part], documents) if documents else frozenset())
@@ -209,27 +194,6 @@ def _lengths(tensors: dict[str, np.ndarray], documents: Documents | None) -> lis
     return [name for name in documents.told_by if tensors[name].ndim == 1] if documents else []
 
 
-def _hidden_ends(
-    view: StepView,
-    phase: str,
-    inputs: dict[Part, dict[str, np.ndarray]],
-    several: Container[Part],
-    *,
-    time_major: bool,
-) -> dict[Part, np.ndarray]:
-    """Return the ends of rows that mask and loss both ignore, of the parts that have one loss."""
-    found: dict[Part, np.ndarray] = {}
-    ignored = _ignored_by_loss(view, phase, inputs, (), time_major=time_major)
-    for part, positions in ignored.items():
-        tokens = tokens_of(inputs[part])
-        if tokens is None or part in several or tokens.shape != positions.shape:
-            continue
-        ends = hidden_ends(inputs[part], tokens, positions)
-        if ends is not None and find_documents(inputs[part], tokens) is None:
-            found[part] = ends
-    return found
-
-
 def _tokens_in(
     hidden: dict[Part, np.ndarray], inputs: dict[Part, dict[str, np.ndarray]], pad: int | None
 ) -> int:
@@ -239,16 +203,6 @@ def _tokens_in(
         tokens = tokens_of(inputs[part])
         total += 0 if tokens is None else int((ends & (tokens != pad)).sum())
     return total
-
-
-def _several(view: StepView, phase: str) -> set[Part]:
-    """Return the parts with several losses: what one of them ignores, another may want."""
-    names: dict[Part, set[str]] = defaultdict(set)
-    for slot, items in view.find(Kind.LOSS, phase=phase):
-        for item in items:
-            if item.part is not None and slot.slot in ("sum", "target"):
-                names[item.part].add(slot.name)
-    return {part for part, found in names.items() if len(found) > 1}
 
 
 def _turned(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -310,103 +264,6 @@ def _inputs(view: StepView, phase: str) -> list[tuple[Slot, tuple[Item, ...]]]:
         return found
     activations = view.find(Kind.ACTIVATION, phase=phase)
     return [(s, i) for s, i in activations if s.name == ROOT and s.slot.startswith("in.")]
-
-
-def _extent(tensors: dict[str, np.ndarray]) -> Extent:
-    tokens = tokens_of(tensors)
-    if tokens is not None:
-        return Extent(tokens.shape[0], tokens.shape[1])
-    first = next(iter(tensors.values()))
-    return Extent(first.shape[0], None)
-
-
-def _ignored_positions(
-    view: StepView, phase: str, inputs: dict[Part, dict[str, np.ndarray]], *, time_major: bool
-) -> dict[Part, np.ndarray]:
-    """Return per part a bool matrix [rows, positions]: true where neither loss nor mask wants the token."""
-    found: dict[Part, np.ndarray] = {}
-    for part, tensors in inputs.items():
-        tokens = tokens_of(tensors)
-        mask = next((v for name, v in tensors.items() if "mask" in name), mask_of_features(tensors))
-        mask = mask_of_tokens(tensors) if mask is None else mask
-        if tokens is not None and mask is not None and mask.shape == tokens.shape:
-            found[part] = np.asarray(mask == 0)
-    return found | _ignored_by_loss(view, phase, inputs, found, time_major=time_major)
-
-
-def _ignored_by_loss(
-    view: StepView,
-    phase: str,
-    inputs: dict[Part, dict[str, np.ndarray]],
-    known: Container[Part],
-    *,
-    time_major: bool,
-) -> dict[Part, np.ndarray]:
-    """Return the same of the loss alone, but for parts of which it is known."""
-    found: dict[Part, np.ndarray] = {}
-    for slot, items in view.find(Kind.LOSS, phase=phase):
-        for item in items:
-            if slot.slot != "target" or item.part is None or item.part in found or item.part not in inputs:
-                continue
-            if item.part in known:
-                continue
-            if not item.source.stored(item.entry):
-                continue
-            extent = _extent(inputs[item.part])._replace(time_major=time_major)
-            ignored = _ignored_by_target(item.read(), item.entry.meta.ignore_index, extent)
-            if ignored is not None:
-                found[item.part] = ignored
-    known = {part for part in inputs if part in known or part in found}
-    return found | _weightless_positions(view, phase, inputs, known, time_major=time_major)
-
-
-def _weightless_positions(
-    view: StepView,
-    phase: str,
-    inputs: dict[Part, dict[str, np.ndarray]],
-    known: Container[Part],
-    *,
-    time_major: bool,
-) -> dict[Part, np.ndarray]:
-    """Return the positions that weigh nothing in a loss that is given no labels: one written by hand."""
-    found: dict[Part, np.ndarray] = {}
-    for slot, items in view.find(Kind.LOSS, phase=phase):
-        for item in items:
-            if slot.slot != "weight" or item.part is None or item.part in known or item.part not in inputs:
-                continue
-            extent = _extent(inputs[item.part])._replace(time_major=time_major)
-            size = int(np.prod(item.entry.local_shape))
-            if size == extent.rows * (extent.positions or 0) and item.source.stored(item.entry):
-                found[item.part] = np.asarray(extent.by_row(item.read().reshape(-1)) == 0)
-    return found
-
-
-def _ignored_by_target(target: np.ndarray, ignore_index: int | None, extent: Extent) -> np.ndarray | None:
-    rows, positions = extent.rows, extent.positions
-    if positions is None or ignore_index is None:
-        return None
-    if target.size == rows * positions:
-        return np.asarray(extent.by_row(target) == ignore_index)
-    if target.size == rows * (positions - 1):  # a causal loss shifted inside the program
-        valid = extent.by_row(target) != ignore_index
-        ignored = np.ones((rows, positions), dtype=bool)
-        ignored[:, :-1] &= ~valid
-        ignored[:, 1:] &= ~valid
-        return ignored
-    return None
-
-
-def _but_last_tokens(ignored: np.ndarray, tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """Return what is ignored less the last token of the last document of a row, which may have no target."""
-    tokens = tokens_of(tensors)
-    documents = None if tokens is None else find_documents(tensors, tokens)
-    if tokens is None or documents is None or tokens.shape != ignored.shape:
-        return ignored
-    kept = ignored.copy()
-    for row, begins in zip(kept, documents.begins, strict=True):
-        if run(row[::-1]) == 1 and not begins[-1]:
-            row[-1] = False
-    return kept
 
 
 def _pad_value(

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tensortrace.diff.catalog import Part, StepView
+from tensortrace.diff.extent import Extent
 from tensortrace.diff.pairing import Pairing
-from tensortrace.diff.rows import Extent, Row
+from tensortrace.diff.rows import Row
 from tensortrace.diff.stream import Readable
 from tensortrace.tracer.types import Kind
 

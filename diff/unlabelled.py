@@ -18,10 +18,10 @@ import numpy as np
 from tensortrace.diff.assemble import NotComparable, by_rows, label_dims
 from tensortrace.diff.catalog import EVIDENCE_KINDS, Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
+from tensortrace.diff.extent import Extent
 from tensortrace.diff.logical import CELL_KINDS, Member, Merged, Unlabelled, Unplaceable, merged_entry
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.comparison import StepPair
-from tensortrace.diff.rows import Extent
 from tensortrace.tracer.geometry import Held, Region, full_region
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.types import Kind

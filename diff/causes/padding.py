@@ -9,7 +9,8 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot
 from tensortrace.diff.causes.case import Case, Proposal
-from tensortrace.diff.rows import Extent, Row
+from tensortrace.diff.extent import Extent
+from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import Kind
 
 CODE = "mask.padding_leak"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensortrace.diff.assemble import label_dims
-from tensortrace.diff.rows import Extent
+from tensortrace.diff.extent import Extent
 
 
 def test_rows_then_positions_then_features() -> None:

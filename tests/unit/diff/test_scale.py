@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tensortrace.diff.catalog import Part
+from tensortrace.diff.extent import Extent
 from tensortrace.diff.pairing import Pairing, pair
-from tensortrace.diff.rows import Batch, Extent, Row
+from tensortrace.diff.rows import Batch, Row
 from tensortrace.diff.scale import (
     Factors,
     TermWeights,
