@@ -22,11 +22,7 @@ SIZES: dict[str, dict[str, list[int]]] = {
 
 
 def run(draw: Draw, program: str, ranks: int, *options: str) -> Run:
-    random = draw.of(program)
-    drawn = ["--seed", str(random.randrange(1000))]
-    for name, values in SIZES[program].items():
-        drawn += [f"--{name}", str(random.choice(values))]
-    return Run(program, ranks, (*drawn, *options))
+    return draw.run(program, ranks, SIZES[program], *options)
 
 
 def bug(

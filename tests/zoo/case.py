@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,14 @@ class Draw:
     def of(self, what: str) -> random.Random:
         """Return a generator for one purpose; equal purposes get equal numbers, so that runs are shared."""
         return random.Random(f"{self.seed} {what}")  # noqa: S311 - it draws sizes, not secrets
+
+    def run(self, program: str, ranks: int, sizes: Mapping[str, Sequence[int]], *options: str) -> Run:
+        """Return a program's run with a seed and sizes that are drawn, alike in all of its runs."""
+        drawing = self.of(program)
+        drawn = ["--seed", str(drawing.randrange(1000))]
+        for name, values in sizes.items():
+            drawn += [f"--{name}", str(drawing.choice(values))]
+        return Run(program, ranks, (*drawn, *options))
 
 
 @dataclass(frozen=True)
