@@ -121,6 +121,15 @@ class StepView:
                 found[rank] = min(event, found.get(rank, event))
         return found
 
+    @cached_property
+    def last_update(self) -> dict[int, int]:
+        """The event number of the last parameter of each rank, as the step leaves it."""
+        found: dict[int, int] = {}
+        for slot, items in self.find(Kind.PARAM):
+            for rank, entry in (m for item in items for m in item.members if slot.slot == "model"):
+                found[rank] = max(entry.event, found.get(rank, -1))
+        return found
+
     def named(self, kind: Kind, name: str) -> Sequence[Slot]:
         """Return the slots of one kind and name, in the order in which they were recorded."""
         return self._by_name.get((kind, name), ())

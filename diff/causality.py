@@ -27,6 +27,7 @@ class Graph:
         self._parents: dict[Node, tuple[Node, ...]] = {}
         self._depth: dict[Node, int] = {}
         self._early: set[Node] = set()
+        self._late: set[Node] = set()
         self._leads: dict[Node, tuple[Node, ...]] = {}
 
     def add(self, node: Node, parents: Iterable[Node]) -> None:
@@ -81,11 +82,17 @@ class Graph:
         """Note that a pass without gradients came before the first loss of its step."""
         self._early.add(node)
 
+    def add_late(self, node: Node) -> None:
+        """Note that a pass without gradients came after the update of its step."""
+        self._late.add(node)
+
     def order_key(self, node: Node) -> tuple[int, int, int, int, str, str, int]:
         """Return the sort key of the headline: step, microbatch, longest path from the input, name."""
         microbatch = _LATE if node.microbatch is None else node.microbatch
         if node in self._early:
             microbatch = 0
+        if node in self._late:
+            microbatch = _LATE + 1
         if node.slot.slot in ("start", "copy"):  # found before the window's first backward
             microbatch = -1
         return (

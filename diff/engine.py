@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -230,6 +231,8 @@ def _execute(
             return [f"stopped at init: ranks hold parts of tensors and {NO_LAYOUT}"]
     for number, step in enumerate(alignment.steps):
         view_a, view_b = only_weighing(a.view(step), b.view(step - offset))
+        if not (a.cut_at(step) or b.cut_at(step - offset) or a.lossy or b.lossy):
+            view_a, view_b = _with_unmoved(view_a, state_a), _with_unmoved(view_b, state_b)
         pair_ = resolve(StepPair(view_a, view_b, state_a, state_b), *rules)
         plan = StepPlan(step)
         _plan_step(pair_, plan)
@@ -282,6 +285,24 @@ def _plan_step(pair_: StepPair, plan: StepPlan) -> None:
     plan_recomputed(pair_, plan)
     plan_state(pair_, plan)
     relate_flat(pair_, plan)
+
+
+_COPY = "copy"
+"""What the recorder says of a tensor of a copy of the model (docs/recording.md)."""
+
+
+def _with_unmoved(view: StepView, before: StepView) -> StepView:
+    """Return a step with the copies of the model that only some ranks moved as the other ranks left them.
+
+    A rank records a copy in the windows that change it: without this, a copy that one rank no longer moves
+    would go untold until it is used.
+    """
+    items = dict(view.items)
+    for slot, moved in view.find(Kind.BUFFER):
+        if moved[0].entry.meta.text == _COPY:
+            ranks = {rank for item in moved for rank in item.ranks}
+            items[slot] = moved + tuple(i for i in before.items.get(slot, ()) if ranks.isdisjoint(i.ranks))
+    return replace(view, items=items)
 
 
 def _carried(before: StepView, view: StepView) -> StepView:

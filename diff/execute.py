@@ -23,7 +23,15 @@ from tensortrace.diff.holders import compute_eps, disagree, holders, odd_of, sto
 from tensortrace.diff.inherit import Known
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, coarser_eps, is_early
+from tensortrace.diff.plan.comparison import (
+    Comparison,
+    OneSided,
+    StepPair,
+    StepPlan,
+    coarser_eps,
+    is_early,
+    is_late,
+)
 from tensortrace.diff.replicas import values_of
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.silent import without_shift
@@ -151,6 +159,8 @@ class Execution:
                 self.graph.add_leads(node, leads)
             if entry.slot.phase == "eval" and is_early(entry, pair):
                 self.graph.add_early(node)
+            elif entry.slot.phase == "eval" and is_late(entry, pair):
+                self.graph.add_late(node)
             work[node] = entry
         self.states.update({node.slot: node for node in work if node.slot.kind in _STATE})
         eps = max(compute_eps(pair.a), compute_eps(pair.b))

@@ -50,6 +50,7 @@ DETECTORS: tuple[Detector, ...] = (
     inputs.padding_weighed,
     padding.pooled,
     padding.attended,
+    padding.unmasked,
     vocabulary.in_the_loss,
     vocabulary.in_a_module,
     vocabulary.in_the_scores,

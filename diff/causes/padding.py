@@ -118,6 +118,39 @@ def attended(case: Case) -> Iterator[Proposal]:
     )  # fmt: skip
 
 
+def unmasked(case: Case) -> Iterator[Proposal]:
+    """Propose that b does not put to zero the ends of padded rows that the reference puts to zero.
+
+    It is told from the values alone (what halves the time leaves no mask of its size): ends of rows, along
+    one dimension, at which all elements of the reference are exactly 0.
+    """
+    slot, loaded = case.origin.node.slot, case.origin.assembled
+    if slot.kind != Kind.ACTIVATION or loaded is None or loaded.exact or set(loaded.lengths) != {1}:
+        return
+    a, b, padded = loaded.a, loaded.b, np.asarray(_padded(case, loaded), dtype=bool)
+    for dimension in range(1, a.ndim):
+        ends = _dead_ends(a, dimension)
+        undone = np.where(ends, 0.0, b.astype(np.float64))
+        many = ends.any(axis=tuple(range(1, a.ndim)))
+        if not many.any() or not padded.any() or (many & ~padded).any():
+            continue
+        text = (
+            f"{slot.name} holds values in b at the ends of {many.sum()} padded rows, along dimension "
+            f"{dimension}, where the reference has zeros: padding is not masked"
+        )
+        yield Proposal(
+            CODE, text, [undone], [a], [b], float(many.sum()), "rows whose padding is not masked",
+            simplicity=2, tried=a.ndim - 1,
+        )  # fmt: skip
+
+
+def _dead_ends(values: np.ndarray, dimension: int) -> np.ndarray:
+    """Return where a row holds nothing but zeros from there to its end along a dimension; it broadcasts."""
+    others = tuple(d for d in range(1, values.ndim) if d != dimension)
+    dead = np.all(values == 0, axis=others, keepdims=True)
+    return np.flip(np.logical_and.accumulate(np.flip(dead, dimension), axis=dimension), dimension)
+
+
 def _wrong_rows(a: np.ndarray, b: np.ndarray, lengths: tuple[int, ...], floor: float) -> list[bool]:
     """Tell for each row whether it differs by more than the floor, relative to a typical row."""
     typical = np.sqrt(np.mean(a[np.isfinite(a)] ** 2)) if a.size else 0.0

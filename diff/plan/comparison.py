@@ -406,6 +406,17 @@ def replica(items: Sequence[Item]) -> Item:
 
 def is_early(entry: Comparison | OneSided, pair: StepPair) -> bool:
     """Tell whether a pass without gradients came before the first loss, which may be computed from it."""
-    items = entry.items if isinstance(entry, OneSided) else entry.items_a
-    view = pair.b if isinstance(entry, OneSided) and entry.side == "b" else pair.a
+    items, view = _held(entry, pair)
     return any(item.entry.event < view.first_loss.get(item.source.rank, -1) for item in items)
+
+
+def is_late(entry: Comparison | OneSided, pair: StepPair) -> bool:
+    """Tell whether a pass without gradients came after the update, which what it is given may depend on."""
+    items, view = _held(entry, pair)
+    last = view.last_update
+    return any(item.source.rank in last and item.entry.event > last[item.source.rank] for item in items)
+
+
+def _held(entry: Comparison | OneSided, pair: StepPair) -> tuple[Sequence[Item], StepView]:
+    items = entry.items if isinstance(entry, OneSided) else entry.items_a
+    return items, pair.b if isinstance(entry, OneSided) and entry.side == "b" else pair.a

@@ -144,6 +144,8 @@ class Edges:
                     self._add_between((user_microbatch, user), parents)
                 elif user.slot.startswith("in."):
                     self._add_call(user, user_microbatch, parents, earlier)
+                    if source == (microbatch, value):  # backwards, a tensor is its user's, then its maker's
+                        parents[(user_microbatch, user._replace(kind=Kind.ACTIVATION_GRAD))] = None
                 elif user.kind == Kind.ACTIVATION:
                     self._add_between((user_microbatch, user), parents)
         parents.pop((microbatch, slot), None)

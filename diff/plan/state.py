@@ -107,6 +107,8 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
         )
         return
     plain = _comparison(slot, a, b, parents, earlier)
+    if slot.kind == Kind.BUFFER:
+        plain = replace(plain, copies_a=_alike(slot, a, pair, pair.a), copies_b=_alike(slot, b, pair, pair.b))
     if slot.slot in (COPY, COPIED):
         plan.comparisons.append(replace(plain, own=copying_error(slot, pair)))
         return
@@ -118,6 +120,17 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
         return
     noise = noise_of_muon(slot, pair) if of_update else 0.0
     plan.comparisons.append(replace(plain, own=own_error(slot, pair), quiet=quiet, noise=noise))
+
+
+def _alike(slot: Slot, held: tuple[Item, ...], pair: StepPair, view: StepView) -> tuple[Item, ...]:
+    """Return the ranks' items of a buffer if they have to be equal; () if not.
+
+    A buffer may be each rank's own (running statistics of its rows); a parameter's copy is as the parameter.
+    """
+    for _, parameter in _averaged(slot.name, pair):
+        if {i.ranks for i in held} == {i.ranks for i in view.items.get(parameter, ())}:
+            return held
+    return ()
 
 
 def _summed(pair: StepPair) -> tuple[Ref, ...]:

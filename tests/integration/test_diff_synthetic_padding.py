@@ -138,3 +138,38 @@ def test_rows_that_have_padding_are_wrong_and_the_others_right(judge: Judge) -> 
     assert place(result)[2:] == ("activation", "hidden", "out")
     assert codes(result) == ["mask.padding_leak"]
     assert "mask.padding_leak" not in codes(judge(Program(), wrong_rows(padded=False)()))
+
+
+class Halved(Program):
+    """A program that halves the time, channels before positions, and puts frames of padding to zero."""
+
+    masked, rolled = True, 0
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        if (at.kind, at.slot) == (Kind.INPUT, "in.0"):
+            self.ids = value
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "act", "in.0"):
+            valid = np.roll(self.ids != PAD, self.rolled, axis=0)[:, ::2]
+            frames = value[:, ::2] * (valid[..., None] if self.masked else 1)
+            event = len(self.records[at.rank]) - 1  # the hidden layer's output
+            halve = at._replace(name="halve", slot="out")
+            frames = np.ascontiguousarray(frames.transpose(0, 2, 1), np.float32)
+            self._put(halve, frames, shard="data", producers=(event,))
+        return value
+
+
+class Unmasked(Halved):
+    masked = False
+
+
+class OfOthers(Halved):
+    rolled = 1
+
+
+def test_frames_of_padding_that_are_not_put_to_zero(judge: Judge) -> None:
+    """What halves the time leaves a tensor to which the batch's mask does not fit."""
+    result = judge(Halved(steps=1), Unmasked(steps=1))
+    assert place(result)[2:] == ("activation", "halve", "out")
+    assert codes(result)[0] == "mask.padding_leak"
+    assert "along dimension 2, where the reference has zeros" in result.causes[0].text
+    assert "mask.padding_leak" not in codes(judge(OfOthers(steps=1), Unmasked(steps=1)))
