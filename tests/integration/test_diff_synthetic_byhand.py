@@ -112,6 +112,13 @@ class OneHalved(ByHand):
         return grads | {"hidden.weight": grads["hidden.weight"] * HALF}
 
 
+class OneNegated(ByHand):
+    """One gradient has the other sign, of which the norm knows nothing."""
+
+    def amiss(self, step: int, rank: int, grads: Arrays) -> Arrays:
+        return grads | {"hidden.bias": -grads["hidden.bias"]}
+
+
 class HalvedInGroups(InGroups, OneHalved):
     """The same where weights and biases are clipped apart."""
 
@@ -175,6 +182,14 @@ def test_one_wrong_gradient_is_named_and_not_those_that_the_norm_scales(
     assert place(result) == (0, None, Kind.CLIPPED_GRAD.value, "hidden.weight", "grad")
     assert {o.where.name for o in result.origins if o.where.step == 0} == {"hidden.weight"}
     assert result.causes[0].number == pytest.approx(0.5, rel=1e-5)
+
+
+def test_one_wrong_gradient_does_not_hide_that_the_others_are_clipped_as_much(judge: Judge) -> None:
+    """Such as that of a key bias, which is nothing but round-off in correct runs."""
+    result = judge(Program(), OneNegated(ranks=2))
+    assert place(result)[:4] == (0, None, Kind.CLIPPED_GRAD.value, "hidden.bias")
+    assert codes(result) == ["value.sign"]
+    assert {o.where.name for o in result.origins if o.where.step == 0} == {"hidden.bias"}
 
 
 def test_a_gradient_that_is_not_reduced_is_named_though_ranks_scale_all_others_apart(judge: Judge) -> None:
