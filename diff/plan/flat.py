@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tensortrace.diff.catalog import Slot, StepView
+from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import Sides
 from tensortrace.diff.masters import spacing
 from tensortrace.diff.plan.comparison import StepPair, StepPlan, coarser_eps, replica
@@ -83,53 +83,79 @@ def _slices(view: StepView) -> set[str]:
 def _slicing_error(
     slot: Slot, flat: set[str], pair: StepPair
 ) -> Callable[[], Callable[[], Iterable[Sides]] | None]:
-    """Return how to compute what of a difference the slices of the flat tensors do not explain."""
+    """Return how to compute what of a difference the slices of the flat tensors do not explain.
+
+    Vectors that are equally long hold a parameter at the same place: values that stand elsewhere in one
+    run's vector are another slice, copied by mistake.
+    """
 
     def own() -> Callable[[], Iterable[Sides]] | None:
-        sides = ((pair.a, pair.before_a), (pair.b, pair.before_b))
-        found = [_residue(slot, view, before, flat) for view, before in sides]
-        if found[0] is None or found[1] is None:
+        held_a, held_b = _held(slot, pair.a), _held(slot, pair.b)
+        if held_a is None or held_b is None or held_a.entry.local_shape != held_b.entry.local_shape:
             return None
-        (error_a, size_a), (error_b, size_b) = found[0], found[1]
-        return lambda: [(error_b - error_a, np.fmax(size_a, size_b))]
+        for name in sorted(flat):
+            vector_a, vector_b = _vector(name, pair.before_a), _vector(name, pair.before_b)
+            if vector_a is None or vector_b is None:
+                continue
+            a, b = _Slice(held_a, vector_a), _Slice(held_b, vector_b)
+            places = _places(a, b)
+            if places is not None:
+                (error_a, size_a), (error_b, size_b) = a.residue(places[0]), b.residue(places[1])
+                return lambda: [(error_b - error_a, np.fmax(size_a, size_b))]
+        return None
 
     return own
 
 
-def _residue(slot: Slot, view: StepView, before: StepView, flat: set[str]) -> Sides | None:
-    """Return what a parameter differs by from the slice that it was copied from, None where none is found."""
+def _held(slot: Slot, view: StepView) -> Item | None:
     items = view.items.get(slot, ())
-    if not items or not replica(items).source.stored(replica(items).entry):
-        return None
-    held = replica(items)
-    values = held.read().astype(np.float64).ravel()
-    for name in sorted(flat):
-        whole = before.items.get(window_slot(Kind.PARAM, name, "model"), ())
-        if not whole or not all(item.source.stored(item.entry) for item in whole):
-            continue
-        wide = one(replica(whole))
-        if math.prod(wide.shape) > _MOST:
-            continue
-        numbers = np.concatenate([np.ravel(block) for block in wide.blocks()]).astype(np.float64)
-        begin = _find(values, numbers, held.entry.dtype)
-        if begin is not None:
-            source = numbers[begin : begin + len(values)]
-            eps = coarser_eps((held,))
-            size = ROUNDED / (PEAK * OWN * eps) * spacing(source, held.entry.dtype)
-            shape = held.entry.local_shape
-            return (values - source).reshape(shape), size.reshape(shape)
-    return None
+    return replica(items) if items and replica(items).source.stored(replica(items).entry) else None
 
 
-def _find(values: np.ndarray, numbers: np.ndarray, dtype: str) -> int | None:
-    """Return where values stand in a longer vector, rounded or not; None where they do not."""
-    last = len(numbers) - len(values)
-    if not len(values) or last < 0:
+def _vector(name: str, before: StepView) -> np.ndarray | None:
+    """Return the flat tensor that a step began with; None where it was not recorded, or is too long."""
+    whole = before.items.get(window_slot(Kind.PARAM, name, "model"), ())
+    if not whole or not all(item.source.stored(item.entry) for item in whole):
         return None
-    allowed = ROUNDED * spacing(numbers[: last + 1], dtype)
-    begins = np.flatnonzero(np.abs(numbers[: last + 1] - values[0]) <= allowed)[:_CANDIDATES]
-    for begin in begins:
-        source = numbers[begin : begin + len(values)]
-        if np.all(np.abs(source - values) <= ROUNDED * spacing(source, dtype)):
-            return int(begin)
-    return None
+    wide = one(replica(whole))
+    if math.prod(wide.shape) > _MOST:
+        return None
+    return np.concatenate([np.ravel(block) for block in wide.blocks()]).astype(np.float64)
+
+
+class _Slice:
+    """A parameter, and a flat vector that it may be a slice of."""
+
+    def __init__(self, held: Item, vector: np.ndarray) -> None:
+        self.held, self.vector = held, vector
+        self.values = held.read().astype(np.float64)
+
+    def places(self) -> list[int]:
+        """Return where the values stand in the vector, rounded or not."""
+        flat, dtype = self.values.ravel(), self.held.entry.dtype
+        last = len(self.vector) - len(flat)
+        if not len(flat) or last < 0:
+            return []
+        heads = self.vector[: last + 1]
+        begins = np.flatnonzero(np.abs(heads - flat[0]) <= ROUNDED * spacing(heads, dtype))[:_CANDIDATES]
+        return [int(begin) for begin in begins if self._stands(int(begin), flat, dtype)]
+
+    def residue(self, begin: int) -> Sides:
+        """Return what the parameter differs by from the slice, and the size that is allowed of it."""
+        source = self.vector[begin : begin + self.values.size].reshape(self.values.shape)
+        eps = coarser_eps((self.held,))
+        return self.values - source, ROUNDED / (PEAK * OWN * eps) * spacing(source, self.held.entry.dtype)
+
+    def _stands(self, begin: int, flat: np.ndarray, dtype: str) -> bool:
+        source = self.vector[begin : begin + len(flat)]
+        return bool(np.all(np.abs(source - flat) <= ROUNDED * spacing(source, dtype)))
+
+
+def _places(a: _Slice, b: _Slice) -> tuple[int, int] | None:
+    """Return where the parameter stands in the vector of each run; None where one does not tell."""
+    in_a, in_b = a.places(), b.places()
+    if len(a.vector) != len(b.vector):
+        return (in_a[0], in_b[0]) if in_a and in_b else None
+    both = sorted(set(in_a) & set(in_b))
+    known = both or in_a or in_b
+    return (known[0], known[0]) if known else None

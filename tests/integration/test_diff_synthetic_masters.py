@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tensortrace.tracer.types import INIT_STEP, Kind, Meta
 from tests.integration.judged import Judge, assert_equivalent, codes, judge_in, place
-from tests.simulated import NAMES, At, Program
+from tests.simulated import HIDDEN, NAMES, VOCABULARY, At, Program
 
 _OF_MASTERS = (Kind.CLIPPED_GRAD, Kind.OPTIMIZER_STATE, Kind.PARAM)
 
@@ -164,4 +164,17 @@ def test_a_slice_copied_from_another_place_is_told(judge: Judge) -> None:
             return found
 
     result = judge(Flat(steps=4), Shifted(accumulate=2, steps=4))
+    assert place(result)[:4] == (2, None, "param", "head.weight")
+
+
+def test_a_slice_copied_one_element_too_far_is_told(judge: Judge) -> None:
+    class TooFar(Flat):
+        def copies(self, step: int, rank: int) -> dict[str, np.ndarray]:
+            found = super().copies(step, rank)
+            if step == 2:  # all of these values stand in the vector, one element further
+                after = np.concatenate([found["head.weight"].ravel(), found["head.bias"]])
+                found["head.weight"] = after[1 : 1 + found["head.weight"].size].reshape(VOCABULARY, HIDDEN)
+            return found
+
+    result = judge(Flat(steps=4), TooFar(accumulate=2, steps=4))
     assert place(result)[:4] == (2, None, "param", "head.weight")
