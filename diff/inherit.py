@@ -148,7 +148,13 @@ class Known:
         return terms_in_sum(node, shapes)
 
     def terms(self, node: Node, entry: Comparison, shape: tuple[int, ...], pair: StepPair) -> float:
-        """Return the norm of the terms that a gradient sums, 0 where it is not known."""
+        """Return the norm of the terms that a gradient sums, 0 where it is not known.
+
+        What is left of one sums what the gradient summed that was consumed.
+        """
+        if entry.slot.kind == Kind.LOCAL_GRAD and entry.slot.slot == "start":
+            left = (p for p in self.graph.parents(node) if p.slot.kind == Kind.CLIPPED_GRAD)
+            return max((self.errors[p].norm for p in left if p in self.errors), default=0.0)
         nodes = [Node(node.step, m, s) for m, s in entry.magnitude_of]
         known = [n for n in nodes if n in self.errors]
         if not known:

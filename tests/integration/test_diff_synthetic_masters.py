@@ -178,3 +178,47 @@ def test_a_slice_copied_one_element_too_far_is_told(judge: Judge) -> None:
 
     result = judge(Flat(steps=4), TooFar(accumulate=2, steps=4))
     assert place(result)[:4] == (2, None, "param", "head.weight")
+
+
+class Overwritten(Program):
+    """What gradients are left in is given new ones in every step; one is nothing but round-off."""
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        if (
+            at.name == "hidden.bias"
+            and at.kind in (Kind.LOCAL_GRAD, Kind.CLIPPED_GRAD)
+            and at.slot != "start"
+        ):
+            signs = np.random.default_rng((self.setup.order, at.step)).choice([-1, 1], value.shape)
+            return np.asarray(1e-10 * signs, np.float32)
+        return value
+
+    def updates(self, step: int, rank: int, name: str) -> bool:
+        return name != "hidden.bias"
+
+    def run(self) -> Any:
+        self.left: dict[int, dict[str, np.ndarray]] = {}
+        return super().run()
+
+    def _record_leftovers(self, step: int, rank: int) -> None:
+        for name, value in self.left.get(rank, {}).items():
+            self._put(At(step, rank, None, Kind.LOCAL_GRAD, name, "start"), value)
+
+    def _update(self, step: int, rank: int, sums: dict[str, np.ndarray]) -> None:
+        super()._update(step, rank, sums)
+        self.left[rank] = dict(self.grads[rank])
+
+
+def test_what_is_left_of_round_off_is_judged_as_it_was(judge: Judge) -> None:
+    assert_equivalent(judge(Overwritten(), Overwritten(order=1)))
+
+
+def test_what_both_runs_leave_is_no_missing_zero_grad(judge: Judge) -> None:
+    class Changed(Overwritten):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            off = at[:1] + at[3:] == (1, Kind.LOCAL_GRAD, "head.bias", "start")
+            return np.asarray(value * np.float32(1.01)) if off else super().tamper(at, value)
+
+    result = judge(Changed(), Overwritten(order=1))
+    assert place(result) == (1, None, "local_grad", "head.bias", "start")
+    assert "grad.not_zeroed" not in codes(result)
