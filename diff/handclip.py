@@ -18,6 +18,9 @@ from tensortrace.tracer.types import Kind
 AGREES = 1e-2
 """Relative difference up to which consumed gradients are taken as clipped alike; judged exactly later."""
 
+_NEXT_TO_ONE = 1e-5
+"""What a coefficient may lack to 1 that is taken for round-off: some code divides by norm + 1e-6."""
+
 MOST_ELEMENTS = 1 << 26
 """So many elements of gradients are read to find a factor that all of them have."""
 
@@ -112,7 +115,16 @@ def clipped_by_hand(clipping: Gradients, other: Gradients) -> float | None:
     held = [(x, y) for x, y in pairs if x is not None and y is not None]
     if len(held) < len(pairs) or 2 * sum(_agree(x, y) for x, y in held) <= len(pairs):
         return None
-    return _coefficient(clipping)
+    factor = _coefficient(clipping)
+    untouched = (_is_untouched(other, name) for name in names)
+    return None if factor < 1 - _NEXT_TO_ONE and all(untouched) else factor
+
+
+def _is_untouched(gradients: Gradients, name: str) -> bool:
+    """Tell whether an optimizer consumes a gradient bit by bit as it was."""
+    consumed, before = gradients.consumed(name), gradients.last_rung_copies(name)
+    before = before or gradients.local_items(name)[-1:]
+    return consumed is not None and bool(before) and before[0].entry.digest == consumed.entry.digest
 
 
 def _coefficient(clipping: Gradients) -> float:

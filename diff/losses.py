@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -22,7 +23,9 @@ def one_name(a: Iterable[Entry], b: Iterable[Entry]) -> tuple[Names, Names]:
     """Return for each run by which name of the other a loss goes, where each run has one of a family.
 
     The name is a's, but that of torch's function where ``a`` has it written by hand. A part of a loss that is
-    written by hand has no counterpart in the whole: it goes by no name, "".
+    written by hand has no counterpart in the whole: it goes by no name, "". A function that the runs call
+    unequally often, one with labels and the other with probabilities, computes other terms of the objective:
+    it goes by two names, so that what comes of it is compared and not its sums.
     """
     found = tuple([e for e in entries if e.kind == Kind.LOSS] for entries in (a, b))
     names_a, names_b = ({e.name for e in entries} for entries in found)
@@ -39,7 +42,27 @@ def one_name(a: Iterable[Entry], b: Iterable[Entry]) -> tuple[Names, Names]:
                 in_a[x] = y
             else:
                 in_b[y] = x
+    forms_a, forms_b = (_forms(entries) for entries in found)
+    for name in (names_a & names_b) - {*in_a, *in_b}:
+        (calls_a, with_a), (calls_b, with_b) = forms_a[name], forms_b[name]
+        if calls_a != calls_b and with_a != with_b:
+            in_a[name], in_b[name] = f"{name} of {with_a}", f"{name} of {with_b}"
     return in_a, in_b
+
+
+def _forms(entries: Sequence[Entry]) -> dict[str, tuple[int, str]]:
+    """Return how often each loss is called in a microbatch, and with what: labels are recorded."""
+    calls: dict[str, set[int]] = defaultdict(set)
+    labelled: dict[str, set[int]] = defaultdict(set)
+    for entry in entries:
+        calls[entry.name].add(entry.call)
+        if entry.slot == "target":
+            labelled[entry.name].add(entry.call)
+    words = {name: ("labels" if labelled[name] else "") for name in calls}
+    for name, found in calls.items():
+        if found - labelled[name]:
+            words[name] = f"{words[name]} and values".removeprefix(" and ")
+    return {name: (len(found), words[name]) for name, found in calls.items()}
 
 
 def under_name(entry: Entry, names: Names) -> Entry | None:

@@ -98,6 +98,7 @@ DETECTORS: tuple[Detector, ...] = (
     clip.left_out,
     clip.wrong_norm,
     clip.total_norm,
+    clip.of_some_gradients,
     clip.own_part_by_hand,
     clip.before_unscale,
     boundary.missing,

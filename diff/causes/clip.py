@@ -220,6 +220,39 @@ def total_norm(case: Case) -> Sequence[Proposal]:
     return proposals
 
 
+def of_some_gradients(case: Case) -> Iterator[Proposal]:
+    """Propose that clipping is given other parameters than in the reference."""
+    slot = case.origin.node.slot
+    if slot.name != CLIP or slot.slot != "total_norm" or not case.arrays:
+        return
+    members = [_members(view, slot.call) for view in (case.pair.a, case.pair.b)]
+    if not all(members) or set(members[0]) == set(members[1]):
+        return
+    a, b = (float(v) for v in case.arrays[0])
+    found = [case.pair.gradients_b.unclipped_value(name) for name in members[1]]
+    values = [np.ravel(one.read()).astype(np.float64) for one in found if one is not None]
+    events = final_events(case.pair.b)
+    order = _scalar(events[-1].scalars.get("norm_type")) if events else 2.0
+    norm = float(np.linalg.norm([np.linalg.norm(v, order) for v in values if v.size], order))
+    lacking, more = (sorted(set(x) - set(y)) for x, y in (members, members[::-1]))
+    what = f"without {', '.join(lacking[:3])}" if lacking else f"with {', '.join(more[:3])}"
+    what += ", …" if len(lacking or more) > 3 else ""
+    text = (
+        f"clipping is given {len(members[1])} parameters in b and {len(members[0])} in the reference: "
+        f"the total norm {b:.6g} is that of its own, {what}"
+    )
+    yield Proposal(
+        "clip.wrong_norm", text, [np.array(norm)], [np.array(b)], [np.array(a)], norm,
+        "the norm of the parameters that clipping is given", simplicity=-1, floor=case.gradient_floor([]),
+    )  # fmt: skip
+
+
+def _members(view: StepView, call: int) -> tuple[str, ...]:
+    """Return the parameters that a clip is given, over all ranks."""
+    items = (i for s, held in view.find(Kind.CLIPPED_GRAD) for i in held if s.name == CLIP and s.call == call)
+    return tuple(dict.fromkeys(name for item in items for name in item.entry.meta.members))
+
+
 _MOST_ELEMENTS = 1 << 22
 """Of more gradients at once none are looked at: all of them are held."""
 

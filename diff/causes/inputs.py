@@ -13,7 +13,7 @@ from tensortrace.diff.causes.case import Case, Proposal, told
 from tensortrace.diff.pairing import duplicated_across_ranks
 from tensortrace.diff.rows import Row, read_batch
 from tensortrace.diff.scale import CLOSE
-from tensortrace.tracer.types import Kind
+from tensortrace.tracer.types import ROOT, Kind
 
 
 def different_rows(case: Case) -> Sequence[Proposal]:
@@ -21,8 +21,10 @@ def different_rows(case: Case) -> Sequence[Proposal]:
     if case.origin.node.slot.kind != Kind.INPUT:
         return ()
     batch_a, batch_b = case.pair.batch_a, case.pair.batch_b
-    left = {row.digest for row in batch_a.rows}
-    strange = [row for row in batch_b.rows if row.digest not in left and not row.idle]
+    known = Counter(row.digest for row in batch_a.rows)
+    working = [row for row in batch_b.rows if not row.idle]
+    strange = [row for row in working if row.digest not in known]
+    again = (Counter(row.digest for row in working) - known).total() - len(strange)
     duplicates = duplicated_across_ranks(batch_a, batch_b)
     if duplicates:
         names = ", ".join(map(str, sorted({row.part.rank for row in duplicates})))
@@ -34,6 +36,10 @@ def different_rows(case: Case) -> Sequence[Proposal]:
         text = f"{len(strange)} of {total} rows of b are a's of step {elsewhere}: the data's order differs"
         return (told("input.order", text, len(strange), "rows"),)
     text = f"{len(strange)} of {total} rows of b are not among a's {len(batch_a.rows)} rows of this step"
+    if again and total == len(batch_a.rows):
+        text = f"{text}, and " if strange else ""
+        text += f"{again} of {total} rows of b are others of its rows again"
+        return (told("input.different", text, len(strange) + again, "rows"),)
     if not strange:
         text = f"b was given {total} rows in this step, a {len(batch_a.rows)}"
         return (told("input.different", text, abs(total - len(batch_a.rows)), "rows"),)
@@ -43,6 +49,10 @@ def different_rows(case: Case) -> Sequence[Proposal]:
 def given_otherwise(case: Case) -> Iterator[Proposal]:
     """Propose what was done to an input beside the one that rows are known by: state, noise, masks."""
     slot, loaded = case.origin.node.slot, case.origin.assembled
+    root = slot.kind == Kind.ACTIVATION and slot.name == ROOT and slot.slot.startswith("in.")
+    if (slot.kind == Kind.INPUT or root) and loaded is not None and loaded.a.ndim == loaded.b.ndim == 0:
+        text = f"{slot.name} is given {loaded.b.item():.9g} as {slot.slot} in b, {loaded.a.item():.9g} in a"
+        yield told("input.different", text, 1, "inputs", simplicity=9)
     if slot.kind != Kind.INPUT or loaded is None or not loaded.a.ndim or loaded.a.shape != loaded.b.shape:
         return
     starts = (

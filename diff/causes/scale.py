@@ -106,7 +106,8 @@ def common_factor(case: Case) -> Iterable[Proposal]:
     weights = _weights(case)
     if weights is not None:
         arrays = ((weights.a, weights.b),)  # of the whole batch, not of one microbatch
-    if not arrays or not (slot.slot in _LOSSES or slot.kind in _TENSORS) or slot.name == "(clip)":
+    tensor = slot.kind in _TENSORS or (slot.kind == Kind.PARAM and slot.slot == "start")
+    if not arrays or not (slot.slot in _LOSSES or tensor) or slot.name == "(clip)":
         return ()
     if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD):
         arrays = arrays[:1]  # modules fail one by one, gradients of parameters together
@@ -117,7 +118,7 @@ def common_factor(case: Case) -> Iterable[Proposal]:
     factor = sum(float(np.vdot(a, b)) for a, b in arrays) / size
     if not math.isfinite(factor) or abs(factor - 1) < 1e-9:
         return ()
-    if slot.kind in _TENSORS and min(abs(factor), abs(factor + 1)) < _NEAR:
+    if tensor and min(abs(factor), abs(factor + 1)) < _NEAR:
         return ()  # zero and the opposite sign have causes of their own
     what = "every token's weight" if slot.slot == "weight" else f"the {slot.kind} of {_count(len(left))}"
     what = f"after tensor hooks, {what}" if slot.slot == "hooked" else what

@@ -19,9 +19,10 @@ SHARPER = {"bfloat16": 16, "float16": 13}
 
 
 def _pair(case: Case) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return both tensors of an origin that is neither a setting nor exact, None otherwise."""
+    """Return both tensors of an origin that is neither a setting nor exact nor left over, None otherwise."""
     loaded, slot = case.origin.assembled, case.origin.node.slot
-    if loaded is None or slot.kind not in _TENSORS or slot.name == "(clip)" or slot.slot == "start":
+    leftover = slot.slot == "start" and slot.kind != Kind.PARAM
+    if loaded is None or slot.kind not in _TENSORS or slot.name == "(clip)" or leftover:
         return None
     return loaded.a.astype(np.float64), loaded.b.astype(np.float64)
 

@@ -271,6 +271,9 @@ class StepPair:
 
         Contrastive losses over gathered rows may be computed whole on every rank, and averaged.
         """
+        counted = ({s.name for s, _ in v.find(Kind.LOSS) if s.slot == "count"} for v in (self.a, self.b))
+        if not set.intersection(*counted):
+            return ""
         found: list[dict[int, int]] = []
         for weights in (self.weights_a, self.weights_b):
             of_ranks: dict[int, int] = {}

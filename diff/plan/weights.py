@@ -52,16 +52,39 @@ def plan_weights(pair: StepPair, plan: StepPlan) -> None:
                 slot = Slot("train", Kind.LOSS, name, "weight", call)
                 of_term = _loader_of_term(pair, numbers, (name, call))
                 plan.comparisons.append(Comparison(slot, group, of_term, a, b, counts, eps=eps, noise=noise))
-            for name in sorted({*names} - {name for name, _ in pair.terms}):
-                slot = Slot("train", Kind.LOSS, name, "weight", 0)
-                one: Literal["a", "b"] = "a" if any(s.name == name for s in _weights(pair.a)) else "b"
-                items = a if one == "a" else b
-                plan.one_sided.append(OneSided(one, slot, group, items, UNKNOWN_LOSS, counts=False))
+            others = {*names} - {name for name, _ in pair.terms}
+            plan.one_sided += _unknown(sorted(others), group, a, b, pair)
+            continue
+        if _unweighed(pair) and not any(all(_have(name, pair)) for name in names):
+            plan.one_sided += _unknown(names, group, a, b, pair)
             continue
         for name in names:  # one weight per part stands for all of its terms
             slot = Slot("train", Kind.LOSS, name, "weight", 0)
             parents = counts if name == names[0] else ((group, slot._replace(name=names[0])),)
             plan.comparisons.append(Comparison(slot, group, load, a, b, parents, eps=eps, noise=noise))
+
+
+def _unknown(
+    names: Sequence[str], group: int | None, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
+) -> list[OneSided]:
+    """Return the weights of losses that only one run computes."""
+    found = []
+    for name in names:
+        side: Literal["a", "b"] = "a" if _have(name, pair)[0] else "b"
+        slot = Slot("train", Kind.LOSS, name, "weight", 0)
+        found.append(OneSided(side, slot, group, a if side == "a" else b, UNKNOWN_LOSS, counts=False))
+    return found
+
+
+def _have(name: str, pair: StepPair) -> tuple[bool, bool]:
+    """Tell of each run whether it weighs the terms of a loss."""
+    a, b = (any(slot.name == name for slot in _weights(view)) for view in (pair.a, pair.b))
+    return a, b
+
+
+def _unweighed(pair: StepPair) -> bool:
+    """Tell whether nothing says by what the terms of both runs' losses weigh in their gradients."""
+    return pair.effective_weights is None and pair.effective_tokens is None and not pair.effective_terms
 
 
 def weight_refs(pair: StepPair) -> tuple[Ref, ...]:
