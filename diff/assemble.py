@@ -5,25 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tensortrace.diff.catalog import Item, Part
+from tensortrace.diff.dimensions import Label, has_rows, one_position_fewer, read_dims
 from tensortrace.diff.extent import Extent
 from tensortrace.diff.grouped import of_groups
 from tensortrace.diff.orders import distance, readings
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.rows import Row
-
-Label = Literal["rows", "positions", "flat", "grouped", "stacked", ""]
-"""What a dimension of a row-aligned tensor is: samples, positions, both flattened, or neither.
-
-``grouped`` is samples flattened with something else: every sample owns as many consecutive entries;
-``stacked`` is whole batches one after the other, as after a concatenation.
-"""
 
 
 class NotComparable(Exception):
@@ -66,60 +59,6 @@ class Assembled(NamedTuple):
         return self.owners[min(found, len(self.owners) - 1)]
 
 
-def label_dims(
-    cases: Sequence[tuple[tuple[int, ...], Extent]], *, row_bound: bool = False
-) -> tuple[Label, ...] | None:
-    """Say what each dimension is, from its size in every part of both runs; None where no reading fits.
-
-    A dimension is ``rows`` (once, the first or second) if its size is the number of rows in every part,
-    ``positions`` (at most twice: attention maps) if it is the padded length in every part, ``flat`` if it is
-    their product. Where all parts are padded alike and several dimensions have that size, features cannot be
-    told from positions: none is cut, so that padding is compared too rather than features left out.
-    The first dimension is ``grouped`` if it is the same multiple of the number of rows in parts of different
-    numbers of rows, or where ``row_bound`` says that the tensor holds one entry per token (a loss's target).
-    """
-    if len({len(shape) for shape, _ in cases}) != 1:
-        return None
-    labels: list[Label] = []
-    for dim in range(len(cases[0][0])):
-        label = _label(dim, cases, labels)
-        if dim == 0 and not label and _is_grouped(cases, row_bound=row_bound):
-            label = "grouped"
-        if label is None:
-            return None
-        labels.append(label)
-    padded_alike = len({extent.positions for _, extent in cases}) == 1
-    if padded_alike and labels.count("positions") > 1:
-        return tuple("" if label == "positions" else label for label in labels)
-    return tuple(labels)
-
-
-def _label(
-    dim: int, cases: Sequence[tuple[tuple[int, ...], Extent]], before: Sequence[Label]
-) -> Label | None:
-    sizes = [(shape[dim], extent) for shape, extent in cases]
-    unlabelled = not {"rows", "flat", "grouped"} & set(before)
-    turned = all(e.time_major for _, e in sizes)
-    if turned and dim == 0 and all(size == e.positions for size, e in sizes):
-        return "positions"
-    if unlabelled and dim < 2 and all(size == e.rows for size, e in sizes):
-        return "rows"
-    if dim == 0 and all(e.packed and e.rows == 1 and size == e.positions for size, e in sizes):
-        return "flat"  # the tokens of the one row: they follow its documents, not their places in the row
-    if before.count("positions") < 2 and all(size == e.positions for size, e in sizes):
-        return "positions"
-    if unlabelled and dim == 0 and all(e.positions and size == e.rows * e.positions for size, e in sizes):
-        return "flat"
-    return "" if len({size for size, _ in sizes}) == 1 else None
-
-
-def _is_grouped(cases: Sequence[tuple[tuple[int, ...], Extent]], *, row_bound: bool) -> bool:
-    if any(not e.rows or shape[0] % e.rows or shape[0] <= e.rows for shape, e in cases):
-        return False
-    same = len({shape[0] // e.rows for shape, e in cases}) == 1
-    return same and (row_bound or len({e.rows for _, e in cases}) > 1)
-
-
 def by_rows(
     a: Sequence[Item],
     b: Sequence[Item],
@@ -140,7 +79,7 @@ def by_rows(
     of_a, of_b = _by_part(a), _by_part(b)
     load = partial(_in_order, scale_b=scale_b, additive=additive, row_bound=row_bound)
     first, *others = readings(of_a, of_b, pairing)
-    others += list(readings(of_a, of_b, _one_position_fewer(pairing)))[1:]
+    others += list(readings(of_a, of_b, one_position_fewer(pairing)))[1:]
     problem: NotComparable | None = None
     found: Assembled | None = None
     try:
@@ -176,12 +115,7 @@ def _in_order(
     row_bound: bool,
 ) -> Assembled:
     """Return both sides in a's row order, where rows come before positions in both."""
-    labels = _read_dims(of_a, of_b, pairing, row_bound=row_bound)
-    if not _has_rows(labels):  # a causal loss shifts by one: tensors of one position fewer
-        shorter = _one_position_fewer(pairing)
-        shifted = _read_dims(of_a, of_b, shorter, row_bound=False)
-        if _has_rows(shifted):
-            labels, pairing = shifted, shorter
+    given, (labels, pairing) = pairing, read_dims(of_a, of_b, pairing, row_bound=row_bound)
     if labels is None:
         found = of_groups(of_a, of_b, pairing, scale_b)
         if found is not None:
@@ -193,46 +127,19 @@ def _in_order(
         orders = (labels, ("stacked", *labels[1:]))
         stacks = [_stack_rows(of_a, of_b, o, pairs, pairing, scale_b) for o in orders]
         return min(stacks, key=lambda s: distance(s.a, s.b))._replace(guessed=not row_bound)
-    if _has_rows(labels):
+    if has_rows(labels):
         flat = labels[0] == "flat" and not row_bound
-        return _stack_rows(of_a, of_b, labels, pairs, pairing, scale_b)._replace(guessed=flat)
+        stacked = _stack_rows(of_a, of_b, labels, pairs, pairing, scale_b)._replace(guessed=flat)
+        if given.of_answers() is None:
+            return stacked
+        own = {(y.part, y.number): y for _, y in given.pairs}  # an entry's owner is padded as its source is
+        return stacked._replace(owners=tuple(own[y.part, y.number] for y in stacked.owners))
     shared = _shared(of_a, of_b, labels, pairs, scale_b, additive)
     if not additive and not distance(shared.a, shared.b) < _ALIKE:  # or rows of another order make them
         grouped = of_groups(of_a, of_b, pairing, scale_b)
         if grouped and distance(*grouped[:2]) < _FAR_NEARER * distance(shared.a, shared.b):
             return Assembled(*grouped)
     return shared
-
-
-def _read_dims(
-    of_a: dict[Part, Item], of_b: dict[Part, Item], pairing: Pairing, *, row_bound: bool
-) -> tuple[Label, ...] | None:
-    sides = ((of_a, pairing.extents_a), (of_b, pairing.extents_b))
-    cases = [
-        (i.entry.local_shape, known[p]) for found, known in sides for p, i in found.items() if p in known
-    ]
-    return label_dims(cases, row_bound=row_bound)
-
-
-def _has_rows(labels: tuple[Label, ...] | None) -> bool:
-    return labels is not None and bool({"rows", "flat", "grouped"} & set(labels))
-
-
-def _one_position_fewer(pairing: Pairing) -> Pairing:
-    """Return the pairing as it is for tensors that hold all positions of a row but its last."""
-
-    def extent(found: Extent) -> Extent:
-        return found._replace(positions=found.positions - 1 if found.positions else None)
-
-    def row(found: Row) -> Row:
-        return found._replace(stop=max(found.start, found.stop - 1))
-
-    return replace(
-        pairing,
-        pairs=tuple((row(x), row(y)) for x, y in pairing.pairs),
-        extents_a={part: extent(e) for part, e in pairing.extents_a.items()},
-        extents_b={part: extent(e) for part, e in pairing.extents_b.items()},
-    )
 
 
 def _by_part(items: Sequence[Item]) -> dict[Part, Item]:
@@ -253,10 +160,11 @@ def _stack_rows(
         pairs = _whole_rows(pairs)
     values_a = {part: item.read() for part, item in of_a.items()}
     values_b = {part: item.read() for part, item in of_b.items()}
-    whole = labels.count("positions") + labels.count("flat") == 1 and scale_b is None
+    by_position = sum(label in ("positions", "others", "flat") for label in labels)
+    whole = by_position == 1 and scale_b is None
     left: list[np.ndarray] = []
     right: list[np.ndarray] = []
-    for x, y in pairs:
+    for x, y in map(_with_as_many_others, pairs):
         lengths_of = x.stop - x.start, y.stop - y.start  # differ only where rows were paired by order
         if whole and lengths_of[0] != lengths_of[1] and _are_numbers_of_things(values_a, values_b):
             one = _piece(values_a[x.part], labels, x, pairing.extents_a[x.part], lengths_of[0])
@@ -269,10 +177,17 @@ def _stack_rows(
         piece = _piece(values_b[y.part], labels, y, pairing.extents_b[y.part], stop)
         right.append(piece / scale_b(y) if scale_b else piece)
     owners = tuple(y for _, y in pairs)
-    if labels.count("positions") + labels.count("flat") > 1:
+    if by_position > 1:
         left, right = [np.ravel(v) for v in left], [np.ravel(v) for v in right]
     lengths = tuple(len(v) for v in left)
     return Assembled(np.concatenate(left), np.concatenate(right), owners, lengths)
+
+
+def _with_as_many_others(rows: tuple[Row, Row]) -> tuple[Row, Row]:
+    """Return two rows whose other sequences are of one length: unlike where rows were paired by order."""
+    length = min(row.answer[1] - row.answer[0] for row in rows)
+    x, y = (row._replace(answer=(row.answer[0], row.answer[0] + length)) for row in rows)
+    return x, y
 
 
 def _are_numbers_of_things(*sides: dict[Part, np.ndarray]) -> bool:
@@ -312,6 +227,8 @@ def _piece(
             picks.append(slice(row.number, row.number + 1))
         elif label == "positions":
             picks.append(slice(row.start, row.start + length))
+        elif label == "others":
+            picks.append(slice(*row.answer))
         elif label == "flat" and extent.time_major:
             first = row.number + row.start * extent.rows
             picks.append(slice(first, first + (length - 1) * extent.rows + 1, extent.rows))

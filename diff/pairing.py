@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tensortrace.diff.catalog import Part
 from tensortrace.diff.extent import Extent
@@ -23,6 +23,17 @@ class Pairing:
     by_order: bool = False
     extents_a: dict[Part, Extent] = field(default_factory=dict)
     extents_b: dict[Part, Extent] = field(default_factory=dict)
+
+    def of_answers(self) -> Pairing | None:
+        """Return the pairing by the rows' second sequences; None where rows have none."""
+        if any(extent.answers is None for of in (self.extents_a, self.extents_b) for extent in of.values()):
+            return None
+        return replace(
+            self,
+            pairs=tuple((x.of_answer(), y.of_answer()) for x, y in self.pairs),
+            extents_a={part: extent.of_answers() for part, extent in self.extents_a.items()},
+            extents_b={part: extent.of_answers() for part, extent in self.extents_b.items()},
+        )
 
     def same_split(self) -> bool:
         """Tell whether every pair lies in the same microbatch on both sides and none is left over."""

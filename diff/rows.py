@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from tensortrace.diff.answers import Answers, OfParts, find_answers, hidden_sources
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.documents import Documents, find_documents, find_numbers
 from tensortrace.diff.extent import Extent, extent_of
 from tensortrace.diff.ignored import hidden_positions, ignored_positions, with_several_losses
-from tensortrace.diff.lengths import with_mask_of_lengths
+from tensortrace.diff.lengths import MASK, with_mask_of_lengths
 from tensortrace.diff.masks import run, tokens_of
 from tensortrace.tracer.types import ROOT, Kind
 
@@ -29,7 +30,8 @@ class Row(NamedTuple):
     """One sample: the part that saw it, its number there, and its valid positions [start, stop).
 
     Of a packed row each document is a sample: ``packed``. An ``idle`` row is of nothing but what mask or
-    loss ignore: it fills up a batch and takes no part in the objective.
+    loss ignore: it fills up a batch and takes no part in the objective. ``answer`` are the valid positions of
+    its second sequence, where it has one.
     """
 
     part: Part
@@ -39,6 +41,11 @@ class Row(NamedTuple):
     digest: bytes
     idle: bool = False
     packed: bool = False
+    answer: tuple[int, int] = (0, 0)
+
+    def of_answer(self) -> Row:
+        """Return the row with the valid positions of its second sequence; the first are then the others."""
+        return self._replace(start=self.answer[0], stop=self.answer[1], answer=(self.start, self.stop))
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,8 @@ def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
     """Return the rows of one step of both runs, read so that as many rows as can be are in both.
 
     Rows are whole first; then what may be padding at their ends is cut off, where only the values tell it,
-    or where one run's loss wants what is padding in the other; last, the batch may be time-major, as
-    recurrent networks take it.
+    or where one run's loss wants what is padding in the other; then, the batch may be time-major, as
+    recurrent networks take it; last, rows may have a second sequence, padded otherwise.
     """
     best: tuple[Batch, Batch] | None = None
     for found in _readings(a, b, phase):
@@ -75,6 +82,23 @@ def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
 
 def _readings(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Batch]]:
     """Yield the rows of both runs as they may be meant, the most literal reading first."""
+    yield from _of_one_sequence(a, b, phase)
+    for cut in (False, True):
+        of_a, of_b = (_tensors(view, phase, by_lengths=cut, time_major=False) for view in (a, b))
+        if cut and not any(MASK in tensors for tensors in (*of_a.values(), *of_b.values())):
+            return
+        read = partial(read_batch, phase=phase, by_lengths=cut)
+        for left, right in find_answers((a, b), phase, (of_a, of_b)):
+            yield read(a, answers=left), read(b, answers=right)
+            found = read(a, answers=left, guess_padding=True), read(b, answers=right, guess_padding=True)
+            yield found
+            pads = [batch.pad for batch in found if batch.pad is not None]
+            if len(pads) == 1:
+                yield read(a, answers=left, pad=pads[0]), read(b, answers=right, pad=pads[0])
+
+
+def _of_one_sequence(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Batch]]:
+    """Yield the rows as they may be meant where all positions of a row are one sequence's."""
     whole = read_batch(a, phase), read_batch(b, phase)
     yield whole
     yield read_batch(a, phase, as_given=True), read_batch(b, phase, as_given=True)
@@ -121,31 +145,24 @@ def read_batch(
     as_given: bool = False,
     by_lengths: bool = False,
     numbers: frozenset[str] = frozenset(),
+    answers: OfParts | None = None,
 ) -> Batch:
     """Return the rows of one step, in order of (microbatch, rank, index).
 
     Padding is what mask or loss ignore; with ``guess_padding`` also a token that rows end in repeatedly, with
     ``pad`` that token, even where it is not ignored. Rows ``as_given`` are neither cut nor divided.
     ``by_lengths`` cuts features where lengths that were given with them say so. What ``numbers`` documents is
-    no part of what they are.
+    no part of what they are. ``answers`` are second sequences: then the loss is theirs where they say so.
     """
-    inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
-    digests: dict[tuple[Part, str], str] = {}
-    for part, slot, item in _given(view, phase):
-        if slot.call == 0 and item.source.stored(item.entry) and item.entry.local_shape:
-            inputs[part][slot.slot] = item.read()
-            digests[part, slot.slot] = item.entry.digest
-    inputs = defaultdict(dict, {part: _as_row(tensors) for part, tensors in inputs.items()})
-    if by_lengths:
-        of_part = partial(with_mask_of_lengths, time_major=time_major)
-        inputs = defaultdict(dict, {part: of_part(tensors) for part, tensors in inputs.items()})
-    if time_major:
-        inputs = defaultdict(dict, {part: _turned(tensors) for part, tensors in inputs.items()})
-    ignored = ignored_positions(view, phase, inputs, time_major=time_major)
+    inputs = _tensors(view, phase, by_lengths=by_lengths, time_major=time_major)
+    digests = {(part, slot.slot): item.entry.digest for part, slot, item in _known(view, phase)}
+    ignored = {} if answers is None else hidden_sources(inputs)
+    if answers is None or not any(own.has_loss for own in answers.values()):
+        ignored |= ignored_positions(view, phase, inputs, time_major=time_major)
     several = with_several_losses(view, phase)
     forced = pad is not None
     hidden: dict[Part, np.ndarray] = {}
-    if not as_given and not forced:
+    if not as_given and not forced and answers is None:
         hidden = hidden_positions(view, phase, inputs, several, time_major=time_major)
     notes: tuple[str, ...] = ()
     if pad is None and not as_given:
@@ -160,16 +177,39 @@ def read_batch(
         documents = None if as_given else _documents(inputs[part], numbers)
         numbering.append(find_numbers(inputs[part], documents) if documents else frozenset())
         ends = hidden.get(part)
-        found = _rows_of_part(part, inputs[part], extents[part], skipped, pad, documents, ends)
-        extents[part] = extents[part]._replace(packed=any(row.packed for row in found))
+        own = answers[part] if answers else None
+        found = _rows_of_part(part, inputs[part], extents[part], skipped, pad, documents, ends, own)
+        packed = any(row.packed for row in found)
+        extents[part] = extents[part]._replace(packed=packed, answers=own.length if own else None)
         lengths |= {digests[part, name] for name in (*_lengths(inputs[part], documents), *numbers)}
         rows += found if part not in several else [row._replace(idle=False) for row in found]
     if left_out := _tokens_in(hidden, inputs, pad):
         notes += (
             f"{left_out} positions at the ends of rows hold tokens, but mask and loss both ignore them",
         )
+    notes += tuple(sorted({own.note for own in (answers or {}).values() if own.note}))
     shared = frozenset.intersection(*numbering) if numbering else frozenset()
     return Batch(tuple(rows), extents, notes, frozenset(lengths), pad, shared)
+
+
+def _known(view: StepView, phase: str) -> Iterator[tuple[Part, Slot, Item]]:
+    """Yield what tells the rows of each part, of which the values were recorded."""
+    for part, slot, item in _given(view, phase):
+        if slot.call == 0 and item.source.stored(item.entry) and item.entry.local_shape:
+            yield part, slot, item
+
+
+def _tensors(
+    view: StepView, phase: str, *, by_lengths: bool, time_major: bool
+) -> dict[Part, dict[str, np.ndarray]]:
+    """Return what tells the rows of each part, rows first: see ``read_batch``."""
+    inputs: dict[Part, dict[str, np.ndarray]] = defaultdict(dict)
+    for part, slot, item in _known(view, phase):
+        inputs[part][slot.slot] = item.read()
+    found = {part: _as_row(tensors) for part, tensors in inputs.items()}
+    if by_lengths:
+        found = {part: with_mask_of_lengths(t, time_major=time_major) for part, t in found.items()}
+    return {part: _turned(tensors) for part, tensors in found.items()} if time_major else found
 
 
 def _as_row(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -299,6 +339,7 @@ def _rows_of_part(
     pad: int | None,
     documents: Documents | None,
     hidden: np.ndarray | None,
+    answers: Answers | None,
 ) -> list[Row]:
     tokens = tokens_of(tensors)
     if documents is not None:
@@ -316,21 +357,32 @@ def _rows_of_part(
             if start >= stop:  # a row of nothing but padding keeps its full length
                 start, stop = 0, len(skip)
         idle = ignored is not None and bool(ignored[index].all())
+        idle |= answers is not None and not answers.stops[index]
         pieces = documents.divide(index, start, stop) if documents else [(start, stop)]
         for first, last in pieces:
-            identity = _identity(tensors, index, extent, first, last)
-            rows.append(Row(part, index, first, last, identity, idle, len(pieces) > 1))
+            identity = _identity(tensors, index, extent, first, last, answers)
+            answer = answers.span(index) if answers else (0, 0)
+            rows.append(Row(part, index, first, last, identity, idle, len(pieces) > 1, answer))
     return rows
 
 
-def _identity(tensors: dict[str, np.ndarray], index: int, extent: Extent, start: int, stop: int) -> bytes:
+def _identity(
+    tensors: dict[str, np.ndarray],
+    index: int,
+    extent: Extent,
+    start: int,
+    stop: int,
+    answers: Answers | None,
+) -> bytes:
     digest = xxhash.xxh3_128()
     for name in sorted(tensors):
         value = tensors[name]
         if value.ndim == 0 or value.shape[0] != extent.rows:
             continue
         row = value[index]
-        if extent.positions is not None and row.ndim and row.shape[0] == extent.positions:
+        if answers and name in answers.names:
+            row = row[slice(*answers.span(index))]
+        elif extent.positions is not None and row.ndim and row.shape[0] == extent.positions:
             row = row[start:stop]
         if row.dtype.kind in "iu":  # int32 and int64 token ids are the same tokens
             row = row.astype(np.int64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -149,13 +150,20 @@ def token_pairs(
 
 
 def _row_tokens(weights: TokenWeights, row: Row, extents: dict[Part, Extent]) -> np.ndarray | None:
-    """Return the weights of a row's valid tokens; of a loss shifted by one, of all but one."""
+    """Return the weights of a row's valid tokens; of a loss shifted by one, of all but one.
+
+    Of a row that has a second sequence they are that one's tokens, where their number allows it.
+    """
     values, extent = weights.tokens.get(row.part), extents.get(row.part)
     if values is None or extent is None or not extent.rows or values.size % extent.rows:
         return None
     own: np.ndarray = extent.by_row(values)[row.number]
-    if extent.positions and len(own) in (extent.positions, extent.positions - 1):
-        own = own[row.start : row.stop - (extent.positions - len(own))]
+    readings = (
+        [(row, extent)] if extent.answers is None else [(row.of_answer(), extent.of_answers()), (row, extent)]
+    )
+    for fewer, (valid, sizes) in product((0, 1), readings):
+        if sizes.positions and len(own) == sizes.positions - fewer:
+            return own[valid.start : valid.stop - fewer]
     return own
 
 

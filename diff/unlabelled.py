@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tensortrace.diff.assemble import NotComparable, by_rows, label_dims
+from tensortrace.diff.assemble import NotComparable, by_rows
 from tensortrace.diff.catalog import EVIDENCE_KINDS, Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
+from tensortrace.diff.dimensions import label_dims
 from tensortrace.diff.extent import Extent
 from tensortrace.diff.logical import CELL_KINDS, Member, Merged, Unlabelled, Unplaceable, merged_entry
 from tensortrace.diff.pairing import Pairing
@@ -203,9 +204,9 @@ def _fits_shape(
         cases += [(shape, extents[part]) for shape, part in found if part in extents]
     if not cases:
         return False
-    labels = label_dims(cases)
-    one_fewer = [(s, e._replace(positions=e.positions - 1 if e.positions else None)) for s, e in cases]
-    return labels is not None or label_dims(one_fewer) is not None
+    ways = [cases, [(shape, e.of_answers()) for shape, e in cases if e.answers is not None]]
+    ways += [[(shape, e.one_fewer()) for shape, e in way] for way in ways]
+    return any(label_dims(way) is not None for way in ways if len(way) == len(cases))
 
 
 def _misfit(slot: Slot, rule: Rule, items: Sequence[Item], like: Sequence[Item], pairing: Pairing) -> float:

@@ -108,6 +108,6 @@ def _padded_row(row: Row, case: Case) -> np.ndarray | None:
     item = next((i for i in items if i.part == row.part), None)
     if extent is None or item is None or extent.packed or extent.time_major:
         return None
-    if item.entry.local_shape[:2] != (extent.rows, extent.positions):
+    if item.entry.local_shape[:2] not in {(extent.rows, n) for n in (extent.positions, extent.answers)}:
         return None
     return np.asarray(item.read()[row.number])

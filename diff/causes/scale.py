@@ -237,5 +237,8 @@ def _quantities(case: Case) -> list[tuple[str, float, str]]:
 
 
 def _positions(batch: Batch) -> int:
-    """Return how many tokens a step's batches hold, padding included; 0 where rows have no positions."""
-    return sum(extent.rows * (extent.positions or 0) for extent in batch.extents.values())
+    """Return how many tokens a step's batches hold, padding included; 0 where rows have no positions.
+
+    Of rows that have a second sequence, of which the loss is, they are that one's.
+    """
+    return sum(extent.rows * (extent.answers or extent.positions or 0) for extent in batch.extents.values())

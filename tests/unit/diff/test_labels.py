@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensortrace.diff.assemble import label_dims
+from tensortrace.diff.dimensions import label_dims
 from tensortrace.diff.extent import Extent
 
 
