@@ -49,12 +49,19 @@ def find_answers(
 
     Where the loss's labels follow them they stop at the last label that counts: what either run ignores is
     padding at the ends of both, and where labels of padding count, the token that fills them. Else they stop
-    at the token that fills the sequences themselves.
+    at the token that fills the sequences themselves. Where all are padded alike none is cut.
     """
     names = _followers(inputs)
-    if names is None or _padded_alike(inputs, names):
+    if names is None:
         return
     labels = [_labels(view, phase, side, own) for view, side, own in zip(views, inputs, names, strict=True)]
+    if _padded_alike(inputs, names):
+        left, right = (
+            {part: _whole(tensors, own)._replace(has_loss=all(labels)) for part, tensors in side.items()}
+            for side, own in zip(inputs, names, strict=True)
+        )
+        yield left, right
+        return
     if all(labels):
         ignored = {index for side in labels for _, index in side.values()}
         fill = _fill((matrix for side in labels for matrix, _ in side.values()), ignored)
@@ -74,6 +81,21 @@ def find_answers(
             for side, own in zip(inputs, names, strict=True)
         )
         yield left, right
+
+
+def whole_answers(inputs: tuple[Inputs, Inputs]) -> tuple[OfParts, OfParts] | None:
+    """Return the second sequences of both runs with their padding; None where no size needs them.
+
+    That is where there are none, where all are of one length, or where all lack one position of the first:
+    then what follows them is read by the first.
+    """
+    names = _followers(inputs)
+    sides = [(side, own) for side, own in zip(inputs, names or (), strict=False)]
+    fewer = {_positions(t) - t[own[0]].shape[1] for side, own in sides for t in side.values()}
+    if names is None or _padded_alike(inputs, names) or fewer == {1}:
+        return None
+    left, right = ({part: _whole(tensors, own) for part, tensors in side.items()} for side, own in sides)
+    return left, right
 
 
 def hidden_sources(inputs: Inputs) -> dict[Part, np.ndarray]:
@@ -124,7 +146,7 @@ def _followers(inputs: tuple[Inputs, Inputs]) -> tuple[tuple[str, ...], tuple[st
 
 
 def _padded_alike(inputs: tuple[Inputs, Inputs], names: tuple[tuple[str, ...], tuple[str, ...]]) -> bool:
-    """Tell whether all second sequences are of one length: then their padding is no reason to cut them."""
+    """Tell whether all second sequences are of one length: then they are compared with their padding."""
     sides = zip(inputs, names, strict=True)
     return len({tensors[own[0]].shape[1] for side, own in sides for tensors in side.values()}) == 1
 
@@ -176,6 +198,11 @@ def _labels(
             if size in (extent.rows * length, extent.rows * (length - 1)):
                 found[part] = extent.by_row(item.read().reshape(-1)), index
     return found if found.keys() == inputs.keys() else {}
+
+
+def _whole(tensors: dict[str, np.ndarray], names: tuple[str, ...]) -> Answers:
+    rows, length = tensors[names[0]].shape
+    return Answers(length, (length,) * rows, frozenset(names), has_loss=False)
 
 
 def _until_last_label(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from tensortrace.diff.answers import Answers, OfParts, find_answers, hidden_sources
+from tensortrace.diff.answers import Answers, OfParts, find_answers, hidden_sources, whole_answers
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.documents import Documents, find_documents, find_numbers
 from tensortrace.diff.extent import Extent, extent_of
@@ -63,6 +63,12 @@ class Batch:
     pad: int | None = None
     numbers: frozenset[str] = frozenset()
 
+    def with_answers(self, answers: OfParts) -> Batch:
+        """Return the batch with second sequences of its rows."""
+        extents = {part: e._replace(answers=answers[part].length) for part, e in self.extents.items()}
+        rows = (row._replace(answer=answers[row.part].span(row.number)) for row in self.rows)
+        return replace(self, rows=tuple(rows), extents=extents)
+
 
 def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
     """Return the rows of one step of both runs, read so that as many rows as can be are in both.
@@ -78,6 +84,23 @@ def read_batches(a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
             break
     assert best is not None
     return best
+
+
+def with_answers(batches: tuple[Batch, Batch], a: StepView, b: StepView, phase: str) -> tuple[Batch, Batch]:
+    """Return the batches with their rows' second sequences, uncut, where they were read without any.
+
+    Rows that are padded alike in both runs meet without them, but not all that was computed of them follows
+    the first sequence.
+    """
+    if any(e.answers is not None or e.time_major for batch in batches for e in batch.extents.values()):
+        return batches
+    for cut in (False, True):
+        of_a, of_b = (_tensors(view, phase, by_lengths=cut, time_major=False) for view in (a, b))
+        found = whole_answers((of_a, of_b))
+        if found is not None:
+            left, right = (batch.with_answers(answers) for batch, answers in zip(batches, found, strict=True))
+            return left, right
+    return batches
 
 
 def _readings(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Batch, Batch]]:

@@ -141,6 +141,7 @@ def token_pairs(
 ) -> list[tuple[np.ndarray, np.ndarray]] | None:
     """Return both runs' weights of the tokens of each matched row; None unless all were recorded so."""
     found = []
+    pairing = _of_tokens(pairing, a, b)
     for x, y in pairing.pairs:
         left, right = _row_tokens(a, x, pairing.extents_a), _row_tokens(b, y, pairing.extents_b)
         if left is None or right is None or left.shape != right.shape:
@@ -149,21 +150,31 @@ def token_pairs(
     return found or None
 
 
-def _row_tokens(weights: TokenWeights, row: Row, extents: dict[Part, Extent]) -> np.ndarray | None:
-    """Return the weights of a row's valid tokens; of a loss shifted by one, of all but one.
+def _of_tokens(pairing: Pairing, a: TokenWeights, b: TokenWeights) -> Pairing:
+    """Return the pairing by the one of a row's two sequences whose tokens were weighed, or all but one."""
+    second = pairing.of_answers()
+    if second is None:
+        return pairing
+    for fewer, way in product((0, 1), (pairing, second)):
+        sides = ((a, way.extents_a), (b, way.extents_b))
+        if all(
+            values.size == extents[part].rows * ((extents[part].positions or 0) - fewer)
+            for weights, extents in sides
+            for part, values in weights.tokens.items()
+            if part in extents
+        ):
+            return way
+    return pairing
 
-    Of a row that has a second sequence they are that one's tokens, where their number allows it.
-    """
+
+def _row_tokens(weights: TokenWeights, row: Row, extents: dict[Part, Extent]) -> np.ndarray | None:
+    """Return the weights of a row's valid tokens; of a loss shifted by one, of all but one."""
     values, extent = weights.tokens.get(row.part), extents.get(row.part)
     if values is None or extent is None or not extent.rows or values.size % extent.rows:
         return None
     own: np.ndarray = extent.by_row(values)[row.number]
-    readings = (
-        [(row, extent)] if extent.answers is None else [(row.of_answer(), extent.of_answers()), (row, extent)]
-    )
-    for fewer, (valid, sizes) in product((0, 1), readings):
-        if sizes.positions and len(own) == sizes.positions - fewer:
-            return own[valid.start : valid.stop - fewer]
+    if extent.positions and len(own) in (extent.positions, extent.positions - 1):
+        own = own[row.start : row.stop - (extent.positions - len(own))]
     return own
 
 

@@ -21,7 +21,7 @@ from tensortrace.diff.overflow import both_skipped
 from tensortrace.diff.pairing import Pairing, pair
 from tensortrace.diff.plan.evaluations import further_evaluations
 from tensortrace.diff.result import Judgement, Metrics
-from tensortrace.diff.rows import Batch, read_batches
+from tensortrace.diff.rows import Batch, read_batches, with_answers
 from tensortrace.diff.scale import (
     WEIGHT_TOLERANCE,
     Factors,
@@ -152,7 +152,7 @@ class StepPair:
     @cached_property
     def batches(self) -> tuple[Batch, Batch]:
         """Rows of both runs in training passes."""
-        return read_batches(self.a, self.b, "train")
+        return with_answers(read_batches(self.a, self.b, "train"), self.a, self.b, "train")
 
     @property
     def batch_a(self) -> Batch:
@@ -172,7 +172,7 @@ class StepPair:
     @cached_property
     def eval_pairing(self) -> Pairing:
         """Which row of ``b`` is which row of ``a`` in eval passes."""
-        return pair(*read_batches(self.a, self.b, "eval"))
+        return pair(*with_answers(read_batches(self.a, self.b, "eval"), self.a, self.b, "eval"))
 
     @cached_property
     def weights_a(self) -> TokenWeights:

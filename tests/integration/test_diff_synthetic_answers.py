@@ -126,6 +126,29 @@ def test_sources_may_be_padded_further(judge: Judge) -> None:
     assert_equivalent(judge(Wider(ranks=2), Inputs()))
 
 
+def test_rows_padded_alike_are_compared_to_the_end(judge: Judge) -> None:
+    assert_equivalent(judge(Labels(ranks=2), Labels(accumulate=2)))
+
+
+class Weighed(Inputs):
+    """Token losses are multiplied by a mask: every token's weight is recorded."""
+
+    def mask(self, at: At, targets: np.ndarray) -> np.ndarray:
+        return (targets != IGNORE).astype(np.float64)
+
+
+def test_weights_are_compared_token_by_token(judge: Judge) -> None:
+    class Heavier(Weighed):
+        def mask(self, at: At, targets: np.ndarray) -> np.ndarray:
+            found = super().mask(at, targets)
+            found[1] *= 1.5 if (at.step, at.rank) == (1, 1) else 1.0
+            return found
+
+    assert_equivalent(judge(Weighed(), Weighed(ranks=2)))
+    result = judge(Weighed(), Heavier(ranks=2))
+    assert place(result) == (1, 0, "loss", "cross_entropy", "weight")
+
+
 @pytest.mark.parametrize("form", [InputsOfTargets, WholeTargets])
 @pytest.mark.parametrize("name", ["act", "encoder", "across"])
 def test_an_activation_of_one_row_is_told_where_it_is_wrong(

@@ -53,3 +53,14 @@ def test_rows_flattened_with_something_else_are_grouped() -> None:
 def test_features_are_not_taken_for_groups_of_rows() -> None:
     assert label_dims([((64,), Extent(8, 10)), ((64,), Extent(4, 10))]) == ("",)
     assert label_dims([((64,), Extent(8, None))]) == ("",)
+
+
+def test_maps_between_two_sequences_follow_both() -> None:
+    cases = [((8, 2, 9, 64), Extent(8, 64, answers=9)), ((4, 2, 7, 50), Extent(4, 50, answers=7))]
+    assert label_dims(cases) == ("rows", "", "others", "positions")
+
+
+def test_what_follows_the_other_sequence_alone_is_not_read_by_the_first() -> None:
+    cases = [((8, 9, 32), Extent(8, 64, answers=9)), ((4, 7, 32), Extent(4, 50, answers=7))]
+    assert label_dims(cases) is None
+    assert label_dims([(s, e.of_answers()) for s, e in cases]) == ("rows", "positions", "")
