@@ -123,7 +123,7 @@ def clipped_by_hand(clipping: Gradients, other: Gradients) -> float | None:
 def _is_untouched(gradients: Gradients, name: str) -> bool:
     """Tell whether an optimizer consumes a gradient bit by bit as it was."""
     consumed, before = gradients.consumed(name), gradients.last_rung_copies(name)
-    before = before or gradients.local_items(name)[-1:]
+    before = before or tuple(gradients.local_items(name)[-1:])
     return consumed is not None and bool(before) and before[0].entry.digest == consumed.entry.digest
 
 
