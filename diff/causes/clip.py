@@ -346,7 +346,8 @@ def _held_norms(case: Case) -> dict[int, float]:
     norms: dict[int, list[float]] = {}
     for name in case.pair.gradients_b.names:
         for item in case.pair.gradients_b.before_clip_copies(name):
-            for rank, part in held_by_rank(item).items() if isinstance(item.source, Together) else ():
+            whole = not isinstance(item.source, Together)
+            for rank, part in ({item.source.rank: item.read()} if whole else held_by_rank(item)).items():
                 value = np.ravel(part).astype(np.float64)
                 norms.setdefault(rank, []).append(float(np.linalg.norm(value, order)) if value.size else 0.0)
     return {rank: float(np.linalg.norm(found, order)) for rank, found in sorted(norms.items())}

@@ -28,27 +28,43 @@ _POOLS: tuple[tuple[str, Callable[[np.ndarray], np.ndarray]], ...] = (
 def pooled(case: Case) -> Iterator[Proposal]:
     """Propose that b pools over all positions of its rows, padding included."""
     slot, loaded = case.origin.node.slot, case.origin.assembled
-    if (
-        slot.kind != Kind.ACTIVATION
-        or loaded is None
-        or not _padded(case, loaded)
-        or set(loaded.lengths) != {1}
-    ):
+    if slot.kind != Kind.ACTIVATION or loaded is None or set(loaded.lengths) != {1}:
         return
     for source in _given(case):
         rows = [_row(source, owner, case) for owner in loaded.owners]
-        if any(row is None or row.shape[1:] != loaded.b.shape[1:] for row in rows):
+        whole = [row.astype(np.float64) for row in rows if row is not None]
+        if len(whole) < len(rows) or any(row.shape[1:] != loaded.b.shape[1:] for row in whole):
             continue
         for words, pool in _POOLS:
-            mistaken = np.stack([pool(row.astype(np.float64)) for row in rows if row is not None])
+            padded = _padded(case, loaded) or _shorter(whole, loaded.a, pool)
+            if not any(padded):
+                continue
+            mistaken = np.stack([pool(row) for row in whole])
             text = f"{slot.name} is given {words} over all positions in b, padding included"
             if slot.slot.startswith("out"):
                 text = f"{slot.name} takes {words} over all positions in b, padding included"
-            count = float(sum(_padded(case, loaded)))
             yield Proposal(
-                CODE, text, [mistaken], [loaded.b], [loaded.a], count, "rows that have padding",
-                simplicity=-1, floor=_ROUND_OFF, tried=len(_POOLS),
+                CODE, text, [mistaken], [loaded.b], [loaded.a], float(sum(padded)),
+                "rows that have padding", simplicity=-1, floor=_ROUND_OFF, tried=len(_POOLS),
             )  # fmt: skip
+
+
+def _shorter(
+    rows: list[np.ndarray], pooled: np.ndarray, pool: Callable[[np.ndarray], np.ndarray]
+) -> list[bool]:
+    """Tell which rows the reference pools up to some position only; [] where it pools otherwise.
+
+    That tells padding where a program is given lengths, or counts tokens itself.
+    """
+    found = []
+    for row, value in zip(rows, pooled.astype(np.float64), strict=True):
+        near = _ROUND_OFF * float(np.linalg.norm(value))
+        ends = (n for n in range(len(row), 0, -1) if np.linalg.norm(pool(row[:n]) - value) <= near)
+        end = next(ends, None)
+        if end is None:
+            return []
+        found.append(end < len(row))
+    return found
 
 
 def _padded(case: Case, loaded: Assembled) -> list[bool]:

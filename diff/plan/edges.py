@@ -30,6 +30,7 @@ class Edges:
         self.calls: dict[tuple[str, str, int, int | None], list[Slot]] = defaultdict(list)
         self.inputs: dict[tuple[str, int | None], dict[Slot, None]] = defaultdict(dict)
         self.earlier: dict[Ref, dict[Ref, None]] = defaultdict(dict)
+        self.surely_used: set[Slot] = set()
         self.handed_on: set[tuple[Ref, Ref]] = set()  # (what left a tensor, what was given that very tensor)
         for view, before in ((pair.a, pair.before_a), (pair.b, pair.before_b)):
             self._read(view, before)
@@ -51,6 +52,8 @@ class Edges:
                     if part.phase == "eval":
                         self.earlier[ref][(None, earlier)] = None
                 for found in view.producers(item):
+                    if not item.entry.meta.assumed:
+                        self.surely_used.add(found[0])
                     source = (self.pair.group(found[1]), merged(found[0]))
                     self.producers[ref][source] = None
                     self.consumers[source][ref] = None
@@ -107,9 +110,14 @@ class Edges:
     def unused(self, slot: Slot) -> bool:
         """Tell whether an output took no part in the objective though others of its call did.
 
-        Such as the last state of a recurrent layer over padded rows, which depends on the padded length.
+        Such as the last state of a recurrent layer over padded rows, which depends on the padded length. Of a
+        pass without gradients only the first output is known to have a part in anything.
         """
-        if slot.kind != Kind.ACTIVATION or slot.phase != "train" or not slot.slot.startswith("out."):
+        if slot.kind != Kind.ACTIVATION or not slot.slot.startswith("out."):
+            return False
+        if slot.phase == "eval":  # without a graph every later call is assumed to be computed from it
+            return slot not in self.surely_used and not slot.slot.startswith("out.0")
+        if any(ref[1] == slot for ref in self.consumers):
             return False
         graded = {
             s.slot
@@ -117,8 +125,7 @@ class Edges:
             for s in view.items
             if (s.kind, s.name, s.call) == (Kind.ACTIVATION_GRAD, slot.name, slot.call)
         }
-        consumed = any(ref[1] == slot for ref in self.consumers)
-        return not consumed and slot.slot not in graded and any(g.startswith("out.") for g in graded)
+        return slot.slot not in graded and any(g.startswith("out.") for g in graded)
 
     def _inputs(self, slot: Slot, microbatch: int | None) -> list[Slot]:
         call = (slot.phase, slot.name, slot.call, microbatch)
