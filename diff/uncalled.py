@@ -16,13 +16,14 @@ _SHOWN = 4
 
 
 def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> Outcome | None:
-    """Return the first call that only one run makes and from which a divergence was computed there.
+    """Return the first call that only one run makes, and from which a divergence was computed there.
 
     A call that the other run promised to record and did not make is no difference by itself: programs compute
     the same in other ways. Where what it was given agrees and what was computed from it doesn't, it is the
-    first. None where there is no such call.
+    first. None where there is no such call. So with the gradient of what a module returned that comes back
+    to it in one run only: in the other the way was cut off.
     """
-    gaps = {node: entry for node, entry in execution.gaps if _counts(node, entry, a, b)}
+    gaps = {n: e for n, e in execution.gaps if _counts(n, e, a, b) or _is_cut_off(n, e, execution, a, b)}
     sides = {entry.side for entry in gaps.values() if entry.reason == UNKNOWN_LOSS}
     if origin.node.slot.kind != Kind.ACTIVATION_GRAD or len(sides) < 2:  # one is what the other does by hand
         gaps = {node: entry for node, entry in gaps.items() if entry.reason != UNKNOWN_LOSS}
@@ -42,10 +43,11 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
     if not found or _harmless(found, gaps, execution):
         return None
     first = min(found, key=execution.graph.order_key)
-    called = dict.fromkeys(
-        (n.slot.name, e.side) for n, e in sorted(found.items(), key=lambda f: f[0] != first)
-    )
-    reason = ", ".join(f"{name} is called only in {side}" for name, side in list(called)[:_SHOWN])
+    cut = first.slot.kind == Kind.ACTIVATION_GRAD
+    alike = [(n, e) for n, e in found.items() if (n.slot.kind == Kind.ACTIVATION_GRAD) == cut]
+    called = dict.fromkeys((n.slot.name, e.side) for n, e in sorted(alike, key=lambda f: f[0] != first))
+    words = "a gradient comes to {} only in {}" if cut else "{} is called only in {}"
+    reason = ", ".join(words.format(*call) for call in list(called)[: 1 if cut else _SHOWN])
     entry = replace(found[first], reason=reason, diverges=True)
     text = f"{reason}, and what is computed from it differs"
     return Outcome(first, entry, "origin", None, None, text, None, origin.pair)
@@ -81,6 +83,17 @@ def _unknown_parameter(origin: Outcome, gaps: dict[Node, OneSided]) -> Outcome |
         reason += f", and only {other} has {shown}: if they are the same, rename them in a layout file"
     entry = replace(entry, reason=reason, diverges=True)
     return Outcome(node, entry, "origin", None, None, reason, None, origin.pair)
+
+
+def _is_cut_off(node: Node, entry: OneSided, execution: Execution, a: Catalog, b: Catalog) -> bool:
+    """Tell whether a module gave the same in both runs, and only in one a gradient came back to it."""
+    lacking, slot = b if entry.side == "a" else a, node.slot
+    if slot.kind != Kind.ACTIVATION_GRAD or not slot.slot.startswith("out") or entry.side == "both":
+        return False
+    given = execution.errors.get(node._replace(slot=slot._replace(kind=Kind.ACTIVATION)))
+    whole = not lacking.lossy and not lacking.cut_at(node.step)
+    promised = lacking.promised(slot.kind, slot.name, node.step)
+    return entry.counts and whole and promised and given is not None and not given.diverges
 
 
 def _counts(node: Node, entry: OneSided, a: Catalog, b: Catalog) -> bool:
