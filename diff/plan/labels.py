@@ -12,6 +12,7 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot
+from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.tracer.types import Kind
 
@@ -49,6 +50,20 @@ def where_both_count(loaded: Assembled, a: Sequence[Item], b: Sequence[Item]) ->
         return loaded
     either = (loaded.a == index) | (loaded.b == index)
     return loaded._replace(a=np.where(either, index, loaded.a), b=np.where(either, index, loaded.b))
+
+
+def as_rows(loaded: Assembled, pairing: Pairing) -> Assembled:
+    """Return labels that are numbers of rows of the batch with the numbers that the rows have in ``a``.
+
+    Contrastive losses tell which row of the batch belongs to which: in another order of rows the same one
+    has another number.
+    """
+    pairs = [p for p in pairing.pairs if p[1].part in {row.part for row in loaded.owners}]
+    if np.array_equal(loaded.a, loaded.b) or not loaded.a.shape == loaded.b.shape == (len(pairs),):
+        return loaded
+    numbers = {(y.part, y.number): x.number for x, y in pairs}
+    found = [numbers.get((y.part, label)) for (_, y), label in zip(pairs, loaded.b.tolist(), strict=True)]
+    return loaded._replace(b=loaded.a) if found == loaded.a.tolist() else loaded
 
 
 def sorted_labels(items: Sequence[Item]) -> np.ndarray:

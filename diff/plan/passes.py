@@ -25,6 +25,7 @@ from tensortrace.diff.plan.evaluations import AMPLIFIED
 from tensortrace.diff.plan.fitted import gradient_scale, of_a_sum
 from tensortrace.diff.plan.gates import without_flipped
 from tensortrace.diff.plan.labels import (
+    as_rows,
     cut_otherwise,
     is_target,
     labels_in_order,
@@ -283,7 +284,7 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
     def values(_: Scale) -> Assembled:
         x, y = unpacked(slot, a, b, pair) or (a, b)
         found = by_rows(x, y, pairing, row_bound=slot.kind == Kind.LOSS)
-        return where_both_count(found, a, b) if is_target(slot) else found
+        return as_rows(where_both_count(found, a, b), pairing) if is_target(slot) else found
 
     return _or_dispatched(values, slot, a, b, pair, lambda: None)
 
