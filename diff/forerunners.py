@@ -43,10 +43,15 @@ def _moved(entries: Iterable[Entry]) -> Mapping[int, int]:
     first = {e.step: e.name for e in reversed(of_gradients)}  # the root whose forward begins a step
     in_training = {e.name for e in passes if e.kind == Kind.ACTIVATION and e.meta.training}
 
+    names = {e.event: e.name for e in passes if e.kind in _OF_PASSES}
+
     def is_evaluation(entry: Entry) -> bool:
+        if entry.kind == Kind.LOSS:  # of a model that is not trained it may be what tokens are worth to it
+            roots_of = {_root(names[e], known) for e in entry.producers if e in names}
+            return not roots_of or not roots_of.isdisjoint(trained)
         root = _root(entry.name, known)
         helps = root in in_training and first.get(entry.step + 1, root) != root
-        return entry.kind == Kind.LOSS or (root in trained and not helps)
+        return root in trained and not helps
 
     since: dict[int, int] = {}  # the event after which what a step holds belongs to the next one
     for entry in entries:

@@ -67,10 +67,11 @@ def state_result(
         origins = [call, *origins]
         causes, failed = name_causes(call, execution, a, b, offset)
     elif origins and (start := objective(origins[0], execution)):
+        gradient = origins[0]
         origins, follow = _before_gradients(start, origins)
         receivers = [*follow, *receivers]
         found, failed = name_causes(start, execution, a, b, offset)
-        causes = found or causes  # what the gradients tell of the term
+        causes = found or _of_gradients(gradient, causes)
     looked = first_operation(origins[0], execution, a, b, offset) if origins else Looked()
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
     findings = tuple(_finding(o, "origin", execution) for o in origins[:MAX_ORIGINS])
@@ -113,6 +114,13 @@ def _origins(settled: Settled) -> list[Outcome]:
     if settled.declared:
         return [o for o in settled.outcomes if o.role in ("origin", "further")]
     return [*(origins or settled.outcomes[:1]), *(o for o in further if origins or o != settled.outcomes[0])]
+
+
+def _of_gradients(origin: Outcome, causes: Sequence[Cause]) -> tuple[Cause, ...]:
+    """Return what a gradient tells of the term that it comes from, said of the gradient."""
+    slot = origin.node.slot
+    where = f"{slot.kind} {slot.name} {slot.slot}"
+    return tuple(replace(c, text=c.text if slot.kind in c.text else f"{where}: {c.text}") for c in causes)
 
 
 def _before_gradients(start: Outcome, origins: Sequence[Outcome]) -> tuple[list[Outcome], list[Outcome]]:

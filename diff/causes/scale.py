@@ -12,6 +12,7 @@ from tensortrace.diff.catalog import Part
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.plan.comparison import replica
 from tensortrace.diff.rows import Batch
+from tensortrace.diff.scale import CLOSE
 from tensortrace.tracer.types import Kind
 
 _TENSORS = {
@@ -42,12 +43,15 @@ def _weights(case: Case) -> _Weights | None:
         return None
     if pair.effective_weights is not None:
         return _Weights(*pair.effective_weights, tuple(owners), pair.weights_b.count)
-    term = (slot.name, slot.call)
-    if pair.effective_terms is None or term not in pair.effective_terms:
+    term, counts = (slot.name, slot.call), pair.weights_b.count
+    by_token = pair.effective_tokens
+    if by_token is None and pair.effective_terms is not None and term in pair.effective_terms:
+        by_token, counts = pair.effective_terms[term], pair.terms[term][1].count
+    if by_token is None or not by_token[0]:
         return None
-    a, b = pair.effective_terms[term]
+    a, b = by_token
     parts = tuple(part for part, tokens in zip(owners, a, strict=True) for _ in range(len(tokens)))
-    return _Weights(np.concatenate(a), np.concatenate(b), parts, pair.terms[term][1].count)
+    return _Weights(np.concatenate(a), np.concatenate(b), parts, counts)
 
 
 def token_ratio(case: Case) -> Iterator[Proposal]:
@@ -78,6 +82,8 @@ def _of_groups(found: _Weights, tokens: np.ndarray) -> Iterator[Proposal]:
     if not weighs.any() or np.ptp(tokens[weighs]) == 0:
         return
     shape = np.where(weighs, 1.0 / tokens, 0.0)
+    if np.ptp(found.a[weighs]) > CLOSE * np.abs(found.a[weighs]).max():
+        yield from _of_own_weights(found, shape, weighs)
     mistaken = shape * float(np.median(found.b[weighs] / shape[weighs]))
     of_parts = {p: w for p, w, counted in zip(found.parts, found.b, weighs, strict=True) if counted}
     reference = ", ".join(f"1/{1 / w:.6g}" for w in np.unique(np.round(found.a[weighs], 12))[:3])
@@ -86,6 +92,22 @@ def _of_groups(found: _Weights, tokens: np.ndarray) -> Iterator[Proposal]:
     spread = float(found.b[weighs].max() / found.b[weighs].min())
     most, least, total = max(tokens[weighs]), min(tokens[weighs]), sum(found.counts.values())
     equals = f"{most:g}/{least:g}, the ratio of the parts' valid tokens (of {total} in all)"
+    yield Proposal("scale.token_ratio", text, [mistaken], [found.b], [found.a], spread, equals)
+
+
+def _of_own_weights(found: _Weights, shape: np.ndarray, weighs: np.ndarray) -> Iterator[Proposal]:
+    """Propose the same of tokens that have weights of their own: advantages, classes."""
+    own = found.a * shape
+    mistaken = own * float(np.median(found.b[weighs] / own[weighs]))
+    factors = found.b / np.where(weighs, found.a, 1.0)
+    ratios = {p: f for p, f, counted in zip(found.parts, factors, weighs, strict=True) if counted}
+    told = ", ".join(
+        f"those of rank {part.rank} microbatch {part.number} ({found.counts[part]} tokens) {ratio:.6g} times"
+        for part, ratio in sorted(ratios.items())[:8]
+    )
+    text = f"mean of local means: tokens weigh what they do in the reference, {told}"
+    spread = max(ratios.values()) / min(ratios.values())
+    equals = "the ratio of the parts' valid tokens"
     yield Proposal("scale.token_ratio", text, [mistaken], [found.b], [found.a], spread, equals)
 
 
@@ -219,7 +241,8 @@ def _quantities(case: Case) -> list[tuple[str, float, str]]:
         ):
             known.append(("scale.world_size", float(count), f"{words} ({count})"))
             known.append(("scale.world_size", 1 / count if count else 0.0, f"1 / {words} (1/{count})"))
-    for side, weights, batch in (
+    inside = case.origin.node.slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD)
+    for side, weights, batch in () if inside else (
         ("b", case.pair.weights_b, case.pair.batch_b), ("a", case.pair.weights_a, case.pair.batch_a),
     ):  # fmt: skip
         valid, held = sum(weights.count.values()), _positions(batch)
