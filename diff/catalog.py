@@ -205,7 +205,7 @@ class Catalog:
                 self._by_step[known.step].append((source, known))
         self._placer = _placer(trace)
         self._ties: Ties = {}
-        self._losses: Names = {}
+        self._losses = Names()
 
     @staticmethod
     def tie(a: Catalog, b: Catalog) -> tuple[str, ...]:
@@ -286,7 +286,7 @@ class Catalog:
         passes = _EvalPasses()
         for source, entry in self._by_step.get(step, ()):
             entry = renamed(entry, self._ties) if self._ties else entry
-            named = under_name(entry, self._losses) if self._losses else entry
+            named = under_name(entry, self._losses)
             if named is None:
                 continue
             entry = named

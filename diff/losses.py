@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -16,7 +17,13 @@ FAMILIES = (
 )
 """Names whose sums, counts and token weights are those of one function."""
 
-Names = dict[str, str]
+
+@dataclass(frozen=True)
+class Names:
+    """The name by which each loss of a run goes; by one name, what number each call of several has."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    calls: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 def one_name(a: Iterable[Entry], b: Iterable[Entry]) -> tuple[Names, Names]:
@@ -30,8 +37,9 @@ def one_name(a: Iterable[Entry], b: Iterable[Entry]) -> tuple[Names, Names]:
     found = tuple([e for e in entries if e.kind == Kind.LOSS] for entries in (a, b))
     names_a, names_b = ({e.name for e in entries} for entries in found)
     parts = {e.name for entries in found for e in entries if e.meta.op == PART_OF_LOSS}
-    in_a: Names = {}
-    in_b: Names = {}
+    in_a: dict[str, str] = {}
+    in_b: dict[str, str] = {}
+    calls: tuple[dict[tuple[str, int], int], ...] = ({}, {})
     for family in FAMILIES:
         here, there = names_a & family, names_b & family
         if len(here) == len(there) == 1 and here != there:
@@ -42,12 +50,27 @@ def one_name(a: Iterable[Entry], b: Iterable[Entry]) -> tuple[Names, Names]:
                 in_a[x] = y
             else:
                 in_b[y] = x
+        for one, other, side, names in ((here, there, 1, in_b), (there, here, 0, in_a)):
+            if len(one) == 1 and one < other and BY_HAND not in parts:  # some calls go by another name
+                ordered = _in_order(found[side], other)
+                if len(ordered) == len(_in_order(found[1 - side], one)):
+                    names.update(dict.fromkeys(other, *one))
+                    calls[side].update({call: number for number, call in enumerate(ordered)})
     forms_a, forms_b = (_forms(entries) for entries in found)
     for name in (names_a & names_b) - {*in_a, *in_b}:
         (calls_a, with_a), (calls_b, with_b) = forms_a[name], forms_b[name]
         if calls_a != calls_b and with_a != with_b:
             in_a[name], in_b[name] = f"{name} of {with_a}", f"{name} of {with_b}"
-    return in_a, in_b
+    return Names(in_a, calls[0]), Names(in_b, calls[1])
+
+
+def _in_order(entries: Sequence[Entry], names: set[str]) -> list[tuple[str, int]]:
+    """Return the calls of some losses in a microbatch, in the order in which they were first recorded."""
+    return list(dict.fromkeys((e.name, e.call) for e in sorted(entries, key=_event) if e.name in names))
+
+
+def _event(entry: Entry) -> int:
+    return entry.event
 
 
 def _forms(entries: Sequence[Entry]) -> dict[str, tuple[int, str]]:
@@ -67,6 +90,7 @@ def _forms(entries: Sequence[Entry]) -> dict[str, tuple[int, str]]:
 
 def under_name(entry: Entry, names: Names) -> Entry | None:
     """Return the entry of a loss under the name that both runs have it by; None where it is to have none."""
-    if entry.kind == Kind.LOSS and entry.name in names:
-        return replace(entry, name=names[entry.name]) if names[entry.name] else None
-    return entry
+    if entry.kind != Kind.LOSS or entry.name not in names.names:
+        return entry
+    name, call = names.names[entry.name], names.calls.get((entry.name, entry.call), entry.call)
+    return replace(entry, name=name, call=call) if name else None
