@@ -25,6 +25,9 @@ COPY = "copy"
 Masters = Mapping[str, str]
 """Names of master copies on one rank, to the name of the module's parameter."""
 
+WRITTEN = "written"
+"""The slot of what is left in a master's gradient: no backward adds to it, programs write it anew."""
+
 COPIED = "copied"
 """The slot of its value when the run ends, after the last update."""
 
@@ -72,6 +75,8 @@ def under_copy(entry: Entry, masters: Masters) -> Entry:
     if entry.kind == Kind.PARAM and entry.name in masters.values():
         after = entry.slot == "model" and entry.step != INIT_STEP
         return replace(entry, slot=COPIED if after else COPY)
+    if entry.kind == Kind.LOCAL_GRAD and entry.name in masters:
+        return replace(renamed(entry, dict(masters)), slot=WRITTEN)
     if entry.kind in OF_PARAMETERS or entry.meta.members:
         return renamed(entry, dict(masters))
     return entry

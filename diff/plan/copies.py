@@ -8,7 +8,7 @@ import numpy as np
 
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import Sides
-from tensortrace.diff.masters import COPIED, spacing
+from tensortrace.diff.masters import COPIED, COPY, spacing
 from tensortrace.diff.plan.comparison import StepPair, coarser_eps, replica
 from tensortrace.diff.plan.gradients import window_slot
 from tensortrace.diff.tolerance import OWN, PEAK
@@ -18,15 +18,29 @@ ROUNDED = 1.5
 """Units of its last place by which a copy may be off: correct programs round it up, down, or by chance."""
 
 
+def copies_in(slot: Slot, view: StepView, before: StepView) -> tuple[Item, ...]:
+    """Return what a run's passes compute with where a master is copied in one of the two runs.
+
+    A run that updates a module's own parameter copies nothing: it computes with what it updated.
+    """
+    found = view.items.get(slot, ())
+    if found or any(slot._replace(slot=COPY) in held.items for held in (view, before)):
+        return found
+    model = window_slot(Kind.PARAM, slot.name, "model")
+    if slot.slot == COPIED:
+        return view.items.get(model, ())
+    return view.items.get(model._replace(slot="start"), ()) or before.items.get(model, ())
+
+
 def copying_error(slot: Slot, pair: StepPair) -> Callable[[], Callable[[], Iterable[Sides]] | None]:
     """Return how to compute what of a difference the masters that were copied do not explain."""
 
     def own() -> Callable[[], Iterable[Sides]] | None:
         after = slot.slot == COPIED
-        sides = (
-            (pair.a, pair.a if after else pair.before_a), (pair.b, pair.b if after else pair.before_b)
-        )  # fmt: skip
-        found = [_residue(slot, view, masters) for view, masters in sides]
+        sides = ((pair.a, pair.before_a), (pair.b, pair.before_b))
+        found = [
+            _residue(slot, copies_in(slot, view, before), view if after else before) for view, before in sides
+        ]
         if found[0] is None or found[1] is None or found[0][0].shape != found[1][0].shape:
             return None
         (error_a, size_a), (error_b, size_b) = found[0], found[1]
@@ -35,9 +49,8 @@ def copying_error(slot: Slot, pair: StepPair) -> Callable[[], Callable[[], Itera
     return own
 
 
-def _residue(slot: Slot, view: StepView, masters: StepView) -> Sides | None:
+def _residue(slot: Slot, copies: tuple[Item, ...], masters: StepView) -> Sides | None:
     """Return copy − master, and the size of which ``judge_own`` allows that many spacings."""
-    copies = view.items.get(slot, ())
     held = masters.items.get(window_slot(Kind.PARAM, slot.name, "model"), ())
     if not copies or not held:
         return None

@@ -12,7 +12,7 @@ from tensortrace.diff.compare import is_exact
 from tensortrace.diff.masters import COPIED, COPY
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, replica
 from tensortrace.diff.plan.consumers import Ref
-from tensortrace.diff.plan.copies import copying_error
+from tensortrace.diff.plan.copies import copies_in, copying_error
 from tensortrace.diff.plan.evaluations import AMPLIFIED, is_own_loss, size_of_list
 from tensortrace.diff.plan.gradients import window_slot
 from tensortrace.diff.plan.muon import noise_of_muon
@@ -39,6 +39,8 @@ def plan_init(a: StepView, b: StepView, plan: StepPlan) -> None:
         if slot.kind not in _STATE:
             continue
         x, y = a.items.get(slot, ()), b.items.get(slot, ())
+        if slot.kind == Kind.PARAM and slot.slot == COPY:
+            x, y = copies_in(slot, a, a), copies_in(slot, b, b)
         if x and y:
             plan.comparisons.append(_comparison(slot, x, y, ()))
         elif x or y:
@@ -81,6 +83,8 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
     if slot.kind == Kind.PARAM and slot.slot == "start":
         a = a or pair.before_a.items.get(slot._replace(slot="model"), ())
         b = b or pair.before_b.items.get(slot._replace(slot="model"), ())
+    elif slot.kind == Kind.PARAM and slot.slot in (COPY, COPIED):
+        a, b = copies_in(slot, pair.a, pair.before_a), copies_in(slot, pair.b, pair.before_b)
     if slot.kind == Kind.BUFFER:  # recorded only where it changed
         a = a or pair.before_a.items.get(slot, ())
         b = b or pair.before_b.items.get(slot, ())

@@ -222,3 +222,40 @@ def test_what_both_runs_leave_is_no_missing_zero_grad(judge: Judge) -> None:
     result = judge(Changed(), Overwritten(order=1))
     assert place(result) == (1, None, "local_grad", "head.bias", "start")
     assert "grad.not_zeroed" not in codes(result)
+
+
+class Doubled(Mastered):
+    """The model computes in float32 too: what the optimizer holds are copies all the same."""
+
+    def copies(self, step: int, rank: int) -> dict[str, np.ndarray]:
+        return dict(self.masters[rank])
+
+    def initial_params(self, rank: int) -> dict[str, np.ndarray]:
+        found = super().initial_params(rank)
+        return {name: value.astype(np.float16).astype(np.float32) for name, value in found.items()}
+
+
+class Plain(Program):
+    """The same whose optimizer holds the module's own parameters."""
+
+    def initial_params(self, rank: int) -> dict[str, np.ndarray]:
+        found = super().initial_params(rank)
+        return {name: value.astype(np.float16).astype(np.float32) for name, value in found.items()}
+
+
+def test_masters_of_a_float32_model_are_judged_against_its_own_parameters(judge: Judge) -> None:
+    assert_equivalent(judge(Plain(steps=3), Doubled(ranks=2, steps=3)))
+    assert_equivalent(judge(Doubled(steps=3), Plain(ranks=2, steps=3)))
+
+
+def test_a_copy_is_told_where_the_other_run_keeps_none(judge: Judge) -> None:
+    class Late(Doubled):
+        def copies(self, step: int, rank: int) -> dict[str, np.ndarray]:
+            if step != 2:
+                self.last = super().copies(step, rank)
+            return self.last
+
+    result = judge(Plain(steps=3), Late(steps=3))
+    assert place(result)[:3] == (2, None, "param")
+    assert place(result)[-1] == "copy"
+    assert codes(result)[0] == "value.not_updated"
