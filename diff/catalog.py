@@ -17,6 +17,7 @@ from tensortrace.diff.logical import Logical, Member, Placer, Source, Together
 from tensortrace.diff.losses import Names, one_name, under_name
 from tensortrace.diff.masters import COPY, named_as_copies
 from tensortrace.diff.relaid import RelaidTrace
+from tensortrace.diff.slices import SlicedRank, cut_flat
 from tensortrace.diff.ties import Ties, renamed, tied
 from tensortrace.diff.unused import without_unused
 from tensortrace.tracer.reader import Trace
@@ -198,12 +199,14 @@ class Catalog:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self._by_step: dict[int, list[tuple[RankTrace, Entry]]] = defaultdict(list)
-        called, in_own_step = named_as_copies(trace.ranks), steps_of_passes(trace.ranks)
-        for source in trace.ranks:
+        ranks = cut_flat(trace.ranks)
+        sliced = {rank.rank: rank.masters for rank in ranks if isinstance(rank, SlicedRank)}
+        called, in_own_step = named_as_copies(ranks, sliced), steps_of_passes(ranks)
+        for source in ranks:
             for entry in source.entries:
                 known = in_own_step(source.rank, called(source.rank, entry) if called else entry)
                 self._by_step[known.step].append((source, known))
-        self._placer = _placer(trace)
+        self._placer = _placer(trace, ranks)
         self._ties: Ties = {}
         self._losses = Names()
 
@@ -457,26 +460,24 @@ def _apart(a: Catalog, b: Catalog) -> None:
             side._by_step[step] = [(src, e) for (src, _), e in zip(known, entries, strict=True)]
 
 
-def _placer(trace: Trace) -> Placer:
+def _placer(trace: Trace, ranks: Sequence[RankTrace]) -> Placer:
     """Return what knows where the entries of a trace's ranks lie."""
     meshes = {
         (source.rank, name): mesh
-        for source in trace.ranks
+        for source in ranks
         if source.manifest
         for name, mesh in source.manifest.meshes.items()
     }
     shards = [
         (entry, (meshes[(source.rank, entry.shard.mesh)], entry.shard))
-        for source in trace.ranks
+        for source in ranks
         for entry in source.entries
         if entry.shard and (source.rank, entry.shard.mesh) in meshes
     ]
     labelled = {placed for entry, placed in shards if entry.kind in SAMPLE_KINDS}
-    compiled = any(entry.meta.text == COMPILED for source in trace.ranks for entry in source.entries)
+    compiled = any(entry.meta.text == COMPILED for source in ranks for entry in source.entries)
     spread = {placed for entry, placed in shards if compiled and entry.kind == Kind.PARAM}
     rules = trace.layout if isinstance(trace, RelaidTrace) else None
     declared = (rules.mesh, rules.axes_of_data) if rules else None
-    cells = find_cells(
-        (source.rank for source in trace.ranks), labelled, meshes.values(), declared, spread=spread
-    )
+    cells = find_cells((source.rank for source in ranks), labelled, meshes.values(), declared, spread=spread)
     return Placer(cells, meshes)

@@ -32,14 +32,19 @@ COPIED = "copied"
 """The slot of its value when the run ends, after the last update."""
 
 
-def find_masters(rank: RankTrace) -> Masters:
-    """Return which parameters of a rank's optimizers are masters of which parameters of its modules."""
+def unowned(rank: RankTrace) -> tuple[list[Entry], list[Entry]]:
+    """Return first values: of what passes give gradients and no optimizer holds, and the reverse."""
     held = {name for e in rank.entries if e.kind == Kind.SCHEDULE for name in e.meta.members}
     given = {e.name for e in rank.entries if e.kind == Kind.CLIPPED_GRAD}
     trained = {e.name for e in rank.entries if e.kind == Kind.LOCAL_GRAD and e.slot != "start"}
     first = {e.name: e for e in rank.entries if e.kind == Kind.PARAM and e.step == INIT_STEP}
     copies = [e for name, e in first.items() if name in trained - held and rank.stored(e)]
-    masters = [e for name, e in first.items() if name in (held & given) - trained and rank.stored(e)]
+    return copies, [e for name, e in first.items() if name in (held & given) - trained and rank.stored(e)]
+
+
+def find_masters(rank: RankTrace) -> Masters:
+    """Return which parameters of a rank's optimizers are masters of which parameters of its modules."""
+    copies, masters = unowned(rank)
     if not copies or not masters:
         return {}
     alike: dict[tuple[int, ...], list[Entry]] = defaultdict(list)
@@ -82,9 +87,15 @@ def under_copy(entry: Entry, masters: Masters) -> Entry:
     return entry
 
 
-def named_as_copies(ranks: Iterable[RankTrace]) -> Callable[[int, Entry], Entry] | None:
-    """Return how entries of each rank are called, None where no rank has masters."""
-    found = {rank.rank: masters for rank in ranks if (masters := find_masters(rank))}
+def named_as_copies(
+    ranks: Iterable[RankTrace], sliced: Mapping[int, Masters]
+) -> Callable[[int, Entry], Entry] | None:
+    """Return how entries of each rank are called, None where no rank has masters.
+
+    ``sliced`` are those that are known to be slices of flat ones.
+    """
+    each = ((rank.rank, {**find_masters(rank), **sliced.get(rank.rank, {})}) for rank in ranks)
+    found = {rank: masters for rank, masters in each if masters}
     if not found:
         return None
     return lambda rank, entry: under_copy(entry, found[rank]) if rank in found else entry

@@ -259,3 +259,54 @@ def test_a_copy_is_told_where_the_other_run_keeps_none(judge: Judge) -> None:
     assert place(result)[:3] == (2, None, "param")
     assert place(result)[-1] == "copy"
     assert codes(result)[0] == "value.not_updated"
+
+
+class Sharded(Doubled):
+    """Each rank's optimizer holds one part of a flat float32 vector of all parameters, and of two zeros."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(weight_decay=0.0, **settings)
+        self.pieces: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
+
+    def groups(self) -> list[tuple[tuple[str, ...], dict[str, float]]]:
+        return [(NAMES, {})]
+
+    def clips_after(self, step: int, microbatch: int) -> bool:
+        return False
+
+    def _put(self, at: At, value: Any, *, meta: Meta | None = None, **more: Any) -> Any:
+        if meta is not None and meta.members:
+            meta = replace(meta, members=NAMES[:1])
+        if not (at.kind in _OF_MASTERS and at.name in NAMES and at.microbatch is None):
+            return super()._put(at, value, meta=meta, **more)
+        pieces = self.pieces.setdefault((at.step, at.rank, at.kind, at.slot), {})
+        pieces[at.name] = np.ravel(value)
+        if len(pieces) == len(NAMES):
+            whole = np.concatenate([*(pieces[name] for name in NAMES), np.zeros(2)])
+            part = np.split(whole[: len(whole) // 2 * 2], self.setup.ranks)[at.rank]
+            held = pieces[NAMES[0]][0] if at.slot == "step" else part
+            super()._put(at._replace(name=NAMES[0]), held.astype(np.float32), meta=meta)
+        return value
+
+
+def test_slices_of_a_flat_vector_are_judged_as_the_parameters_that_they_are(judge: Judge) -> None:
+    class Unclipped(Plain):
+        def clips_after(self, step: int, microbatch: int) -> bool:
+            return False
+
+    result = judge(Unclipped(steps=3, weight_decay=0.0), Sharded(ranks=2, steps=3))
+    assert result.verdict == "equivalent", result.headline
+    assert {b.where.name for b in result.boundaries if b.where.kind == "optimizer_state"} == set(NAMES)
+    assert judge(Sharded(steps=3), Sharded(ranks=2, steps=3)).verdict == "equivalent"
+
+
+def test_a_slice_updated_wrongly_on_one_rank_is_told_at_its_parameter(judge: Judge) -> None:
+    class Wrong(Sharded):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            if at[:2] + at[3:] == (1, 1, Kind.OPTIMIZER_STATE, "param.0", "exp_avg"):
+                value = value.copy()
+                value[-4:-1] *= np.float32(1.01)  # the last of head.bias; behind it is padding
+            return value
+
+    result = judge(Sharded(steps=3), Wrong(ranks=2, steps=3))
+    assert place(result) == (1, None, "optimizer_state", "head.bias", "exp_avg")
