@@ -19,7 +19,7 @@ from tensortrace.diff.orders import distance
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.backward import calls_of_pass, summed_over_passes
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, coarser_eps
-from tensortrace.diff.plan.dispatched import by_dispatch
+from tensortrace.diff.plan.dispatched import by_dispatch, of_chosen, taken_by_others
 from tensortrace.diff.plan.edges import SUMMED, Edges
 from tensortrace.diff.plan.evaluations import AMPLIFIED
 from tensortrace.diff.plan.fitted import gradient_scale, of_a_sum
@@ -75,7 +75,7 @@ def plan_passes(pair: StepPair, plan: StepPlan) -> None:
             continue  # added to the gradient of the first backward pass
         unused = _UNUSED if edges.unused(slot) else ""
         for microbatch, a, b in _groups(slot, pair):
-            other = unused or _other_sums(slot, a, b)
+            other = unused or _other_sums(slot, a, b, pair)
             if _other_packing(a, b, pair):
                 side: Side = "both" if a and b else "a" if a else "b"
                 plan.one_sided.append(OneSided(side, slot, microbatch, (*a, *b), _PACKED, counts=False))
@@ -105,12 +105,12 @@ def _other_packing(a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> bool
     return all(i.entry.digest in lengths for items, lengths in zip((a, b), known, strict=True) for i in items)
 
 
-def _other_sums(slot: Slot, a: Sequence[Item], b: Sequence[Item]) -> str:
+def _other_sums(slot: Slot, a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> str:
     """Return why gradients of an input are not one and the same sum in both runs, "" where they are."""
     if slot.kind != Kind.ACTIVATION_GRAD or not slot.slot.startswith("in"):
         return ""
     totals = [{item.entry.meta.total for item in side} for side in (a, b)]
-    return "" if totals[0] == totals[1] else _OTHER_SUMS
+    return "" if totals[0] == totals[1] and not taken_by_others(slot, a, b, pair) else _OTHER_SUMS
 
 
 def _judged_loss(slot: Slot, pair: StepPair) -> bool:
@@ -319,6 +319,8 @@ def _or_dispatched(
         scale = scale_of()
         try:
             loaded = aligned(scale)
+            if chosen := of_chosen(slot, a, b, pair, scale, loaded):
+                return chosen
             if loaded.owners and not (loaded.guessed and _is_elsewhere(loaded)):
                 return loaded
             other = _of_other_order(slot, a, b, pair, scale)

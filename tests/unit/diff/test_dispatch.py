@@ -52,3 +52,31 @@ def test_an_expert_that_was_given_nothing_has_rows_of_the_other_run_only() -> No
 def test_rows_of_other_widths_never_match() -> None:
     found = match_rows(ROWS[:3], ROWS[:2, :4])
     assert (len(found.rows_a), found.only_a, found.only_b) == (0, 3, 2)
+
+
+def test_tokens_with_equal_hidden_states_are_told_apart_by_their_gradients() -> None:
+    """Rows 0 and 2 begin alike; b has them in the other order, and its gradients are twice as large."""
+    hidden = np.array([[1.0, 2.0], [3.0, 1.0], [1.0, 2.0], [0.0, 5.0]])
+    gradient = np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0], [0.25, -1.0]])
+    order = np.array([2, 3, 0, 1])
+    found = match_rows(hidden, hidden[order], (gradient, 2 * gradient[order]))
+    assert np.array_equal(order[found.rows_b], found.rows_a)
+    assert np.array_equal(match_rows(hidden, hidden[order]).rows_b, [0, 3, 2, 1])
+
+
+def test_equal_hidden_states_of_other_round_off_all_meet() -> None:
+    """Where a product is taken of other shapes, equal rows of one run differ in the last bits."""
+    noise = 1 + 2**-22 * RNG.integers(-1, 2, size=(2, 12, 6))
+    tokens = np.repeat(ROWS[:3], 4, axis=0)
+    gradient = RNG.normal(size=(12, 6))
+    order = RNG.permutation(12)
+    found = match_rows(tokens * noise[0], (tokens * noise[1])[order], (gradient, gradient[order]))
+    assert (found.only_a, found.only_b) == (0, 0)
+    assert np.array_equal(order[found.rows_b], found.rows_a)
+
+
+def test_a_gradient_that_no_token_of_the_other_run_has_is_left_over_against_another() -> None:
+    hidden, gradient = np.ones((3, 2)), np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
+    wrong = gradient[[2, 0, 1]] * np.array([[1.0], [1.0], [-1.0]])
+    found = match_rows(hidden, hidden, (gradient, wrong))
+    assert np.array_equal(found.rows_b, [1, 2, 0])
