@@ -86,9 +86,9 @@ def _unknown_parameter(origin: Outcome, gaps: dict[Node, OneSided]) -> Outcome |
 
 
 def _is_cut_off(node: Node, entry: OneSided, execution: Execution, a: Catalog, b: Catalog) -> bool:
-    """Tell whether a module gave the same in both runs, and only in one a gradient came back to it."""
+    """Tell whether a module gave or was given the same in both runs, and only one has a gradient of it."""
     lacking, slot = b if entry.side == "a" else a, node.slot
-    if slot.kind != Kind.ACTIVATION_GRAD or not slot.slot.startswith("out") or entry.side == "both":
+    if slot.kind != Kind.ACTIVATION_GRAD or entry.side == "both":
         return False
     given = execution.errors.get(node._replace(slot=slot._replace(kind=Kind.ACTIVATION)))
     whole = not lacking.lossy and not lacking.cut_at(node.step)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortrace.tracer.types import Kind
+from tensortrace.diff.gradients import CLIP
+from tensortrace.tracer.types import Kind, Meta
 from tests.integration.judged import Judge, codes, first, origins, place
-from tests.simulated import NAMES, Arrays, Program
+from tests.simulated import NAMES, Arrays, At, Program
 
 GROUPS = (("embed.weight", "hidden.weight", "head.weight"), ("hidden.bias", "head.bias"))
 HALF = np.float32(0.5)
@@ -182,6 +183,48 @@ def test_one_wrong_gradient_is_named_and_not_those_that_the_norm_scales(
     assert place(result) == (0, None, Kind.CLIPPED_GRAD.value, "hidden.weight", "grad")
     assert {o.where.name for o in result.origins if o.where.step == 0} == {"hidden.weight"}
     assert result.causes[0].number == pytest.approx(0.5, rel=1e-5)
+
+
+class WeightsAlone(Program):
+    """Calls the function that clips, but with the weights alone: biases are not clipped."""
+
+    given = GROUPS[0]
+
+    def _clip(self, step: int, microbatch: int, call: int) -> None:
+        held = [{n: g.pop(n) for n in NAMES if n not in self.given} for g in self.grads]
+        super()._clip(step, microbatch, call)
+        for grads, others in zip(self.grads, held, strict=True):
+            grads.update(others)
+
+    def _scalar(self, step: int, rank: int, microbatch: int, slot: str, value: float, call: int) -> float:
+        at = At(step, rank, microbatch, Kind.CLIPPED_GRAD, CLIP, slot)
+        meta = Meta(members=self.given, op="clip_grad_norm_")
+        return float(self._put(at, np.float64(value), call=call, meta=meta))
+
+
+def test_a_clip_that_is_given_some_parameters_says_which_it_lacks(judge: Judge) -> None:
+    result = judge(Program(), WeightsAlone())
+    assert place(result)[2:] == (Kind.CLIPPED_GRAD.value, CLIP, "total_norm")
+    assert codes(result)[0] == "clip.wrong_norm"
+    assert "3 parameters in b and 5 in the reference" in result.causes[0].text
+    assert result.causes[0].text.endswith("without head.bias, hidden.bias")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_clip_that_hardly_acts_is_missed_all_the_same(judge: Judge, ranks: int) -> None:
+    """A coefficient next to 1: gradients agree to a percent, but nobody scaled them."""
+
+    class Never(Program):
+        def _clip(self, step: int, microbatch: int, call: int) -> None:
+            pass
+
+    total = 0.0
+    for tensors in Program(steps=1).run():
+        total = next(float(v) for fields, v in tensors if fields["slot"] == "total_norm")
+    result = judge(Program(max_norm=0.997 * total), Never(max_norm=0.997 * total, ranks=ranks))
+    assert place(result) == (0, None, Kind.CLIPPED_GRAD.value, CLIP, "total_norm")
+    assert codes(result)[0] == "clip.skipped"
+    assert result.causes[0].number == pytest.approx(0.997, rel=1e-4)
 
 
 def test_one_wrong_gradient_does_not_hide_that_the_others_are_clipped_as_much(judge: Judge) -> None:
