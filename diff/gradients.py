@@ -12,7 +12,7 @@ import numpy as np
 
 from tensortrace.diff.catalog import Item, Part, StepView
 from tensortrace.diff.replicas import odd_ranks
-from tensortrace.diff.scale import Factors, rank_factors, scalar_factor
+from tensortrace.diff.scale import Factors, made_of_one, rank_factors, scalar_factor
 from tensortrace.diff.stream import Sum, Term, one
 from tensortrace.tracer.types import Kind
 
@@ -338,6 +338,9 @@ class Gradients:
                 local = local | {-1 - cell: found for cell, found in start.items()}
             final = self.unclipped_value(name)
             assert final is not None  # there are copies
+            holders = {rank for item in copies for rank in item.ranks}
+            if len(holders) == 1 and made_of_one(copies[0].cell, local, final):
+                continue  # its holder did not add the others', which is no weight of their tokens
             yield local, final
 
     def factor_from(self, kind: Kind) -> float | None:

@@ -219,6 +219,26 @@ def rank_factors(samples: Iterable[tuple[Mapping[int, Readable], Readable]]) -> 
     return Factors(median, residual, uncertainty)
 
 
+_ALONE = 1e-5
+"""Relative size below which a cell adds nothing to a gradient."""
+
+
+def made_of_one(cell: int, local: Mapping[int, Readable], gradient: Readable) -> bool:
+    """Tell whether a gradient is a multiple of one cell's own alone, though other cells have one too."""
+    others = [r for r in local if r != cell]
+    if cell not in local or not others or not all(_any(local[r]) for r in others):
+        return False
+    found = _fit(local, gradient)
+    own = found.by_rank.get(cell, 0.0) if found else 0.0
+    if found is None or not own or found.residual > _ALONE:
+        return False
+    return all(abs(found.by_rank.get(r, 0.0)) <= _ALONE * abs(own) for r in others)
+
+
+def _any(values: Readable) -> bool:
+    return any(bool(np.any(block)) for block in values.blocks())
+
+
 class _Fitted(NamedTuple):
     """Factors of one parameter; ``norm`` is that of the local gradients."""
 

@@ -18,6 +18,7 @@ from tensortrace.diff.causes import (
     optimizer,
     order,
     padding,
+    parted,
     ragged,
     recompute,
     reduction,
@@ -74,6 +75,7 @@ DETECTORS: tuple[Detector, ...] = (
     reduction.not_zeroed,
     order.other_order,
     reduction.missing,
+    parted.not_added,
     reduction.double,
     reduction.early,
     between.not_added_up,
@@ -102,6 +104,7 @@ DETECTORS: tuple[Detector, ...] = (
     clip.total_norm,
     clip.of_some_gradients,
     clip.own_part_by_hand,
+    parted.clipped_alone,
     clip.before_unscale,
     boundary.missing,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +311,54 @@ def test_a_slice_updated_wrongly_on_one_rank_is_told_at_its_parameter(judge: Jud
 
     result = judge(Sharded(steps=3), Wrong(ranks=2, steps=3))
     assert place(result) == (1, None, "optimizer_state", "head.bias", "exp_avg")
+
+
+class ByHand(Sharded):
+    """Gradients are added and clipped by code that nothing is seen of, each rank's part on its rank."""
+
+    limit = 0.1
+
+    def token_weight(self, counts: dict[tuple[int, int], int], rank: int, microbatch: int) -> float:
+        return 1 / sum(counts.values())
+
+    def reductions(self, name: str) -> Sequence[str]:
+        return ("sum",) if self.setup.ranks > 1 else ()
+
+    def keeps(self, at: At) -> bool:
+        return at.kind is not Kind.REDUCED_GRAD
+
+    def norm(self, whole: np.ndarray, rank: int) -> float:
+        return float(np.linalg.norm(whole))
+
+    def before_update(self, step: int, rank: int) -> None:
+        super().before_update(step, rank)
+        grads = self.grads[rank]
+        norm = self.norm(np.concatenate([grads[name].ravel() for name in NAMES]), rank)
+        factor = np.float32(min(1.0, self.limit / (norm + 1e-6)))
+        self.grads[rank] = {name: value * factor for name, value in grads.items()}
+
+
+def test_a_clip_by_the_norm_of_a_ranks_part_is_named(judge: Judge) -> None:
+    class OfItsPart(ByHand):
+        def norm(self, whole: np.ndarray, rank: int) -> float:
+            return float(np.linalg.norm(np.split(np.append(whole, 0), self.setup.ranks)[rank]))
+
+    assert judge(ByHand(steps=2), ByHand(ranks=2, steps=2)).verdict == "equivalent"
+    result = judge(ByHand(steps=2), OfItsPart(ranks=2, steps=2))
+    assert place(result)[:3] == (0, None, "clipped_grad")
+    assert codes(result)[0] == "clip.local_norm"
+
+
+def test_parts_of_each_ranks_own_gradient_are_no_weights_of_tokens(judge: Judge) -> None:
+    class NotAdded(ByHand):
+        limit = np.inf
+
+        def reductions(self, name: str) -> Sequence[str]:
+            return ("alone",)
+
+    class Unlimited(ByHand):
+        limit = np.inf
+
+    result = judge(Unlimited(ranks=2, steps=2), NotAdded(ranks=2, steps=2))
+    assert place(result)[:3] == (0, None, "clipped_grad")
+    assert codes(result)[0] == "reduction.missing"
