@@ -49,9 +49,10 @@ def match_rows(a: np.ndarray, b: np.ndarray, told_by: Sides | None = None) -> Ma
     of_a, of_b = _members(classes[: len(a)]), _members(classes[len(a) :])
     single = [(of_a[c][0], of_b[c][0]) for c in of_a if len(of_a[c]) == 1 and len(of_b.get(c, ())) == 1]
     several = [c for c in of_a if c in of_b and len(of_a[c]) + len(of_b[c]) > 2]
-    tell_a, tell_b = (
-        (left, right) if told_by is None else _in_one_scale(_flat(told_by[0]), _flat(told_by[1]), single)
-    )
+    tell_a, tell_b = left, right
+    if told_by is not None:
+        members = [(of_a[c], of_b[c]) for c in of_a if c in of_b]
+        tell_a, tell_b = _in_one_scale(_flat(told_by[0]), _flat(told_by[1]), members)
     found = list(single)
     for c in several:
         x, y = np.array(of_a[c]), np.array(of_b[c])
@@ -72,11 +73,10 @@ def _members(classes: np.ndarray) -> dict[int, list[int]]:
     return found
 
 
-def _in_one_scale(a: np.ndarray, b: np.ndarray, known: list[tuple[int, int]]) -> Sides:
-    """Return both with b's common factor taken away, as far as the rows that are known to meet tell one."""
-    rows = np.array(known, dtype=np.int64).reshape(-1, 2)
-    left, right = a[rows[:, 0]].ravel(), b[rows[:, 1]].ravel()
-    square, product = float(left @ left), float(left @ right)
+def _in_one_scale(a: np.ndarray, b: np.ndarray, classes: list[tuple[list[int], list[int]]]) -> Sides:
+    """Return both with b's common factor taken away, which the sums over the rows of each class tell."""
+    sums = [(a[x].sum(axis=0), b[y].sum(axis=0)) for x, y in classes if len(x) == len(y)]
+    square, product = sum(float(x @ x) for x, _ in sums), sum(float(x @ y) for x, y in sums)
     return (a, b * (square / product)) if square and product and math.isfinite(product) else (a, b)
 
 

@@ -80,3 +80,12 @@ def test_a_gradient_that_no_token_of_the_other_run_has_is_left_over_against_anot
     wrong = gradient[[2, 0, 1]] * np.array([[1.0], [1.0], [-1.0]])
     found = match_rows(hidden, hidden, (gradient, wrong))
     assert np.array_equal(found.rows_b, [1, 2, 0])
+
+
+def test_a_common_factor_is_known_though_every_token_went_to_two_experts() -> None:
+    """All rows are there twice; halved, the gradient 2 of one is the 1 of the other."""
+    hidden = np.repeat(np.eye(3), 2, axis=0)
+    gradient = np.array([[1.0], [2.0], [-3.0], [-1.5], [4.0], [2.0]])
+    order = np.array([1, 0, 3, 2, 5, 4])
+    found = match_rows(hidden, hidden, (gradient, 0.5 * gradient[order]))
+    assert np.array_equal(found.rows_b, order)
