@@ -362,3 +362,38 @@ def test_parts_of_each_ranks_own_gradient_are_no_weights_of_tokens(judge: Judge)
     result = judge(Unlimited(ranks=2, steps=2), NotAdded(ranks=2, steps=2))
     assert place(result)[:3] == (0, None, "clipped_grad")
     assert codes(result)[0] == "reduction.missing"
+
+
+def test_a_parameter_copied_from_another_place_is_named(judge: Judge) -> None:
+    class TooFar(Sharded):
+        def copies(self, step: int, rank: int) -> dict[str, np.ndarray]:
+            found = super().copies(step, rank)
+            if step == 2:
+                after = np.concatenate([found["head.weight"].ravel(), found["head.bias"]])
+                found["head.weight"] = after[1 : 1 + found["head.weight"].size].reshape(VOCABULARY, HIDDEN)
+            return found
+
+    result = judge(Sharded(steps=3), TooFar(ranks=2, steps=3))
+    assert place(result) == (2, None, "param", "head.weight", "copy")
+    assert codes(result)[0] == "layout.shifted"
+    assert result.causes[0].number == 1.0
+
+
+def test_a_ranks_part_that_was_not_copied_is_named(judge: Judge) -> None:
+    class Late(Sharded):
+        """What rank 1 updates, from element 296 on, is copied a step too late."""
+
+        def copies(self, step: int, rank: int) -> dict[str, np.ndarray]:
+            now = super().copies(step, rank)
+            flat = np.concatenate([now[name].ravel() for name in NAMES])
+            if step == 2:
+                flat[296:] = self.last[296:]
+            self.last = flat
+            ends = np.cumsum([now[name].size for name in NAMES])[:-1]
+            parts = zip(NAMES, np.split(flat, ends), strict=True)
+            return {name: part.reshape(now[name].shape) for name, part in parts}
+
+    result = judge(Sharded(steps=3), Late(ranks=2, steps=3))
+    assert place(result)[:3] == (2, None, "param")
+    assert codes(result)[0] == "value.not_updated"
+    assert "295 of" in result.causes[0].text
