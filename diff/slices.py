@@ -94,26 +94,40 @@ def _vectors(ranks: Sequence[RankTrace], alone: Mapping[int, Masters]) -> dict[s
                 held[entry.name].append((rank, entry))
     found = {}
     for name, members in held.items():
-        pieces: dict[str, tuple[RankTrace, Entry]] = {}
+        of_rank = {rank.rank: _identity(rank, entry) for rank, entry in members}
+        pieces: dict[tuple[str, ...], tuple[RankTrace, Entry]] = {}
         for rank, entry in members:
-            pieces.setdefault(entry.digest, (rank, entry))  # equal ones are copies
+            pieces.setdefault(of_rank[rank.rank], (rank, entry))  # equal ones are copies
         sizes = [entry.local_shape[0] for _, entry in pieces.values()]
         if sum(sizes) > _MOST:
             continue
         begins = dict(zip(pieces, accumulate(sizes, initial=0), strict=False))
         values = np.concatenate([rank.read(entry) for rank, entry in pieces.values()])
-        parts = {rank.rank: (begins[entry.digest], entry.local_shape[0]) for rank, entry in members}
+        parts = {rank.rank: (begins[of_rank[rank.rank]], entry.local_shape[0]) for rank, entry in members}
         after = np.concatenate([_last(rank, entry) for rank, entry in pieces.values()])
         filled = np.flatnonzero((values != 0) | (after != 0))
         found[name] = _Vector(values, int(filled[-1]) + 1 if len(filled) else 0, parts)
     return found
 
 
+def _identity(rank: RankTrace, first: Entry) -> tuple[str, ...]:
+    """Return what tells a part from another rank's: its first values, or all where these are one number."""
+    values = rank.read(first)
+    constant = bool(values.size) and bool(np.all(values == values[0]))
+    return tuple(e.digest for e in _values(rank, first)) if constant else (first.digest,)
+
+
 def _last(rank: RankTrace, first: Entry) -> np.ndarray:
     """Return the last values of a parameter."""
+    return rank.read([entry for entry in _values(rank, first) if rank.stored(entry)][-1])
+
+
+def _values(rank: RankTrace, first: Entry) -> list[Entry]:
+    """Return what was recorded of a parameter, in order."""
     key = (Kind.PARAM, first.name, first.slot, first.local_shape)
-    same = (e for e in rank.entries if (e.kind, e.name, e.slot, e.local_shape) == key and rank.stored(e))
-    return rank.read(max(same, key=lambda e: e.event))
+    return sorted(
+        (e for e in rank.entries if (e.kind, e.name, e.slot, e.local_shape) == key), key=lambda e: e.event
+    )
 
 
 def _copies(ranks: Sequence[RankTrace], alone: Mapping[int, Masters]) -> Copies:

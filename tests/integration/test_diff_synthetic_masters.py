@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tensortrace.tracer.types import INIT_STEP, Kind, Meta
 from tests.integration.judged import Judge, assert_equivalent, codes, judge_in, place
-from tests.simulated import HIDDEN, NAMES, VOCABULARY, At, Program
+from tests.simulated import BIASES, HIDDEN, NAMES, VOCABULARY, At, Program
 
 _OF_MASTERS = (Kind.CLIPPED_GRAD, Kind.OPTIMIZER_STATE, Kind.PARAM)
 
@@ -263,30 +263,35 @@ def test_a_copy_is_told_where_the_other_run_keeps_none(judge: Judge) -> None:
 
 
 class Sharded(Doubled):
-    """Each rank's optimizer holds one part of a flat float32 vector of all parameters, and of two zeros."""
+    """Each rank's optimizer holds one part of a flat float32 vector of all parameters, and of zeros."""
+
+    vectors: tuple[tuple[str, ...], ...] = (NAMES,)
+    padding = 2
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(weight_decay=0.0, **settings)
         self.pieces: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
 
     def groups(self) -> list[tuple[tuple[str, ...], dict[str, float]]]:
-        return [(NAMES, {})]
+        return [(vector, {}) for vector in self.vectors]
 
     def clips_after(self, step: int, microbatch: int) -> bool:
         return False
 
     def _put(self, at: At, value: Any, *, meta: Meta | None = None, **more: Any) -> Any:
         if meta is not None and meta.members:
-            meta = replace(meta, members=NAMES[:1])
+            held = tuple(vector[0] for vector in self.vectors if set(vector) & set(meta.members))
+            meta = replace(meta, members=held)
         if not (at.kind in _OF_MASTERS and at.name in NAMES and at.microbatch is None):
             return super()._put(at, value, meta=meta, **more)
-        pieces = self.pieces.setdefault((at.step, at.rank, at.kind, at.slot), {})
+        vector = next(vector for vector in self.vectors if at.name in vector)
+        pieces = self.pieces.setdefault((at.step, at.rank, at.kind, at.slot, vector), {})
         pieces[at.name] = np.ravel(value)
-        if len(pieces) == len(NAMES):
-            whole = np.concatenate([*(pieces[name] for name in NAMES), np.zeros(2)])
+        if len(pieces) == len(vector):
+            whole = np.concatenate([*(pieces[name] for name in vector), np.zeros(self.padding)])
             part = np.split(whole[: len(whole) // 2 * 2], self.setup.ranks)[at.rank]
-            held = pieces[NAMES[0]][0] if at.slot == "step" else part
-            super()._put(at._replace(name=NAMES[0]), held.astype(np.float32), meta=meta)
+            part = pieces[vector[0]][0] if at.slot == "step" else part
+            super()._put(at._replace(name=vector[0]), part.astype(np.float32), meta=meta)
         return value
 
 
@@ -299,6 +304,22 @@ def test_slices_of_a_flat_vector_are_judged_as_the_parameters_that_they_are(judg
     assert result.verdict == "equivalent", result.headline
     assert {b.where.name for b in result.boundaries if b.where.kind == "optimizer_state"} == set(NAMES)
     assert judge(Sharded(steps=3), Sharded(ranks=2, steps=3)).verdict == "equivalent"
+
+
+def test_biases_of_zeros_are_told_from_padding(judge: Judge) -> None:
+    class Grouped(Sharded):
+        """Weights and biases have vectors of their own, padded with more zeros than a bias has."""
+
+        vectors = (tuple(name for name in NAMES if name not in BIASES), BIASES)
+        padding = 40
+
+        def initial_params(self, rank: int) -> dict[str, np.ndarray]:
+            found = super().initial_params(rank)
+            return found | {name: np.zeros_like(found[name]) for name in BIASES}
+
+    result = judge(Grouped(steps=3), Grouped(ranks=2, steps=3))
+    assert result.verdict == "equivalent", result.headline
+    assert {b.where.name for b in result.boundaries if b.where.kind == "optimizer_state"} == set(NAMES)
 
 
 def test_a_slice_updated_wrongly_on_one_rank_is_told_at_its_parameter(judge: Judge) -> None:
