@@ -120,6 +120,9 @@ def _in_order(
         found = of_groups(of_a, of_b, pairing, scale_b)
         if found is not None:
             return Assembled(*found)
+        if len({len(i.entry.local_shape) for i in (*of_a.values(), *of_b.values())}) > 1:
+            load = partial(_in_order, scale_b=scale_b, additive=additive, row_bound=row_bound)
+            return _by_form(of_a, of_b, given, load)
         shapes = sorted({i.entry.local_shape for i in (*of_a.values(), *of_b.values())})
         raise NotComparable(f"local shapes {shapes} do not follow the batch's rows and positions")
     pairs = [p for p in pairing.pairs if p[0].part in of_a and p[1].part in of_b]
@@ -140,6 +143,31 @@ def _in_order(
         if grouped and distance(*grouped[:2]) < _FAR_NEARER * distance(shared.a, shared.b):
             return Assembled(*grouped)
     return shared
+
+
+def _by_form(
+    of_a: dict[Part, Item],
+    of_b: dict[Part, Item],
+    pairing: Pairing,
+    load: Callable[[dict[Part, Item], dict[Part, Item], Pairing], Assembled],
+) -> Assembled:
+    """Return both sides of passes that give tensors of other numbers of dimensions, form by form, flattened.
+
+    One model may be asked for actions in some passes without gradients, for their probabilities in others.
+    """
+    found: list[Assembled] = []
+    for dims in sorted({len(i.entry.local_shape) for i in (*of_a.values(), *of_b.values())}):
+        a, b = ({p: i for p, i in s.items() if len(i.entry.local_shape) == dims} for s in (of_a, of_b))
+        found.append(load(a, b, pairing))
+    if not all(one.owners for one in found):
+        raise NotComparable("its passes give tensors of several forms, some of which belong to no row")
+    sizes = [int(np.prod(one.a.shape[1:])) for one in found]
+    return Assembled(
+        np.concatenate([np.ravel(one.a) for one in found]),
+        np.concatenate([np.ravel(one.b) for one in found]),
+        tuple(owner for one in found for owner in one.owners),
+        tuple(n * size for one, size in zip(found, sizes, strict=True) for n in one.lengths),
+    )
 
 
 def _by_part(items: Sequence[Item]) -> dict[Part, Item]:

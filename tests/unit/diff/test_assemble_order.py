@@ -74,3 +74,24 @@ def test_positions_that_one_rank_alone_numbers_otherwise_are_compared_rank_by_ra
     assert result.first_divergent is not None
     assert (result.first_divergent.where.name, result.first_divergent.ranks) == ("m", (1,))
     assert [(c.code, c.number) for c in result.causes] == [("position.shifted", 1.0)]
+
+
+def test_passes_that_give_tensors_of_several_forms_meet_form_by_form(tmp_path: Path) -> None:
+    """One microbatch is asked for two numbers a row, the next for their sum."""
+    later = X + 100
+
+    def rank(rows: slice, odd: float = 0.0) -> list[Any]:
+        found = [*_rank(X[rows], X[rows]), *_rank(later[rows], later[rows].sum(1) + np.float32(odd))]
+        return [(fields | {"microbatch": n // 2}, value) for n, (fields, value) in enumerate(found)]
+
+    for odd in (0.0, 1.0):
+        one = write_trace(tmp_path / f"a{odd}", [rank(slice(0, 4))])
+        two = write_trace(tmp_path / f"b{odd}", [rank(slice(0, 2)), rank(slice(2, 4), odd)])
+        with Trace.open(one) as trace_a, Trace.open(two) as trace_b:
+            views = [Catalog(t).view(0) for t in (trace_a, trace_b)]
+            pairing = pair(*(read_batch(view, "train") for view in views))
+            loaded = by_rows(*(view.items[view.named(Kind.ACTIVATION, "m")[0]] for view in views), pairing)
+        np.testing.assert_array_equal(loaded.a, [*later.sum(1), *X.ravel()])
+        np.testing.assert_array_equal(loaded.b - loaded.a, [0, 0, odd, odd, *[0] * 8])
+        assert [row.number for row in loaded.owners] == [0, 1, 0, 1, 0, 1, 0, 1]
+        assert loaded.lengths == (1, 1, 1, 1, 2, 2, 2, 2)
