@@ -45,7 +45,7 @@ def in_part(case: Case) -> Iterator[Proposal]:
 
 
 def from_another_place(case: Case) -> Iterator[Proposal]:
-    """Propose that a parameter is copied from another place of the flat vector that all masters are."""
+    """Propose that a parameter is copied from another place: another's master, or elsewhere in a flat one."""
     copies = list(_copies(case))
     if not copies:
         return
@@ -59,11 +59,13 @@ def from_another_place(case: Case) -> Iterator[Proposal]:
             found.append((outcome.node.slot.name, loaded, at, at - begin))
     if not found:
         return
-    name, _, _, by = found[0]
+    name, _, at, by = found[0]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    where = f"{abs(by)} {'behind' if by > 0 else 'before'} its own place"
+    other = next((other for other, begin in begins.items() if begin == at), None)
+    place = f"{abs(by)} elements {'behind' if by > 0 else 'before'} its own, of all masters end to end"
+    where = f"the master of {other}" if other else place
     yield Proposal(
-        "layout.shifted", f"{name}{more}: copied from elsewhere in the flat vector, {where}",
+        "layout.shifted", f"{name}{more}: copied from {where}",
         [vector[at : at + loaded.b.size].reshape(loaded.b.shape) for _, loaded, at, _ in found],
         [loaded.b for _, loaded, _, _ in found], [loaded.a for _, loaded, _, _ in found],
         float(by), "elements", floor=case.floor,
