@@ -120,7 +120,8 @@ def _in_order(
         found = of_groups(of_a, of_b, pairing, scale_b)
         if found is not None:
             return Assembled(*found)
-        if len({len(i.entry.local_shape) for i in (*of_a.values(), *of_b.values())}) > 1:
+        forms_a, forms_b = ({len(i.entry.local_shape) for i in of.values()} for of in (of_a, of_b))
+        if forms_a == forms_b and len(forms_a) > 1:
             load = partial(_in_order, scale_b=scale_b, additive=additive, row_bound=row_bound)
             return _by_form(of_a, of_b, given, load)
         shapes = sorted({i.entry.local_shape for i in (*of_a.values(), *of_b.values())})

@@ -58,6 +58,12 @@ def test_numbers_that_no_split_keeps_are_not_compared(tmp_path: Path) -> None:
         _assembled(tmp_path, np.max)
 
 
+def test_a_form_that_only_one_run_gives_is_not_compared(tmp_path: Path) -> None:
+    """Such as positions of a row, in the other run those of all rows."""
+    with pytest.raises(NotComparable, match="local shapes"):
+        _assembled(tmp_path, lambda x: x[0] if len(x) == 4 else x)
+
+
 TOKENS = np.arange(12).reshape(4, 3)
 
 
