@@ -105,19 +105,27 @@ def _flat(value: np.ndarray) -> np.ndarray:
 def clipped_by_hand(clipping: Gradients, other: Gradients) -> float | None:
     """Return the factor that clipping applied in one run and code of its own in the other; None if not so.
 
-    Both must have handed the same gradients to their optimizers, though only one was seen to clip them. Most
-    suffice: some may be nothing but round-off (of a bias of attention keys), or wrong, which is judged later.
+    Both must have handed the same gradients to their optimizers, though only one was seen to clip them. Those
+    that differ before it are judged there: they may be nothing but round-off (of a bias of attention keys).
     """
     names = [n for n in clipping.names if clipping.before_clip(n) and clipping.consumed(n)]
     if not names or any(other.before_clip(name) for name in names):
         return None
     pairs = [(clipping.consumed(name), other.consumed(name)) for name in names]
-    held = [(x, y) for x, y in pairs if x is not None and y is not None]
-    if len(held) < len(pairs) or 2 * sum(_agree(x, y) for x, y in held) <= len(pairs):
+    if any(x is None or y is None for x, y in pairs):
+        return None
+    apart = [n for n, (x, y) in zip(names, pairs, strict=True) if x and y and not _agree(x, y)]
+    if 2 * len(apart) >= len(names) or not all(_differed(name, clipping, other) for name in apart):
         return None
     factor = _coefficient(clipping)
     untouched = (_is_untouched(other, name) for name in names)
     return None if factor < 1 - _NEXT_TO_ONE and all(untouched) else factor
+
+
+def _differed(name: str, clipping: Gradients, other: Gradients) -> bool:
+    """Tell whether a gradient was another already before it was clipped."""
+    before, mine = clipping.before_clip(name), other.last_rung_copies(name) or other.local_items(name)[-1:]
+    return before is not None and bool(mine) and not _agree(before, mine[0])
 
 
 def _is_untouched(gradients: Gradients, name: str) -> bool:
