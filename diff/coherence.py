@@ -22,7 +22,7 @@ MOST = 4096
 """Clusters of one kind that are kept; of more, neighbours are joined, which is a coarser cluster."""
 
 FEW = 4
-"""Fewer clusters say nothing about their scatter."""
+"""Fewer clusters, or distinct values, say nothing about their scatter."""
 
 SAMPLED = 4096
 """Elements that are looked at to see how many distinct values a tensor has."""
@@ -48,8 +48,11 @@ NONE = Coherence()
 
 def measure_coherence(
     shape: tuple[int, ...], blocks: Iterable[Sides], projection: float | None, eps: float
-) -> Coherence:
-    """Return what may look like a common factor; ``blocks`` are those that ``projection`` was measured on."""
+) -> Coherence | None:
+    """Return what may look like a common factor; ``blocks`` are those that ``projection`` was measured on.
+
+    None of a tensor of fewer than ``FEW`` distinct values: what one number is wrong by looks like a factor.
+    """
     if projection is None:
         return Coherence()
     sums = _Sums(shape, projection - 1.0, eps)
@@ -102,10 +105,12 @@ class _Sums:
             sums = np.bincount(number - first, products)
             found[first : first + sums.size] += sums
 
-    def result(self) -> Coherence:
-        """Return the greatest standard error, and the bound of rounding."""
+    def result(self) -> Coherence | None:
+        """Return the greatest standard error, and the bound of rounding; None where neither can be known."""
         if not self.xx:
             return Coherence()
+        if self.distinct < FEW:
+            return None
         spread = math.sqrt(self.single)
         for sums, _, _ in self.clusters.values():
             # few clusters scatter less than they would: Student's quantiles, roughly

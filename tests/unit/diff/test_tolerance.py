@@ -226,3 +226,10 @@ def test_the_power_says_what_would_have_been_found() -> None:
     noise = rng.normal(size=a.shape)
     noise *= 1.01 * power.power_incoherent * np.linalg.norm(a) / np.linalg.norm(noise)
     assert judge_model(measured(a, b + noise), SINGLE, []).ratio > 1
+
+
+def test_what_one_number_is_off_by_is_no_common_factor() -> None:
+    """The gradients of the biases of two classes are one number and its negative."""
+    few, many = np.array([0.0142, -0.0142, 0.0142]), np.linspace(0.01, 0.02, 8)
+    assert measure_coherence((3,), [(few, few * 1.017)], 1.017, 2.0**-7) is None
+    assert measure_coherence((8,), [(many, many * 1.017)], 1.017, 2.0**-7) is not None
