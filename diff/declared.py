@@ -10,8 +10,8 @@ from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
 from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.leftovers import OVERWRITTEN, is_overwritten
 from tensortrace.diff.result import Expectation
-from tensortrace.tracer.types import Kind
 
 
 class Settled(NamedTuple):
@@ -31,8 +31,8 @@ def settle(execution: Execution, a: Catalog, b: Catalog, offset: int) -> Settled
     found: list[Outcome] = []
     notes: list[str] = []
     for outcome in sorted(execution.outcomes, key=lambda o: execution.graph.order_key(o.node)):
-        if _is_overwritten(outcome, execution):
-            notes.append(_OVERWRITTEN)
+        if is_overwritten(outcome, execution):
+            notes.append(OVERWRITTEN)
             continue
         rule = outcome.rule
         if rule is None or rule.cause is None or outcome.role == "declared":
@@ -50,26 +50,6 @@ def settle(execution: Execution, a: Catalog, b: Catalog, offset: int) -> Settled
         text = f"{outcome.text}; not as declared by {rule.title}: {names}"
         found.append(replace(outcome, rule=None, text=text))
     return Settled(tuple(found), tuple(dict.fromkeys(notes)))
-
-
-_OVERWRITTEN = "gradients left over between steps differ and are overwritten: nothing comes of them"
-_CONSUMED = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
-
-
-def _is_overwritten(outcome: Outcome, execution: Execution) -> bool:
-    """Tell whether a gradient left over differs and the same parameter's later gradients of the step agree.
-
-    A program that computes its own gradients may assign them instead of adding to what is there.
-    """
-    slot, step = outcome.node.slot, outcome.node.step
-    if (slot.kind, slot.slot) != (Kind.LOCAL_GRAD, "start"):
-        return False
-    later = [
-        error
-        for node, error in execution.errors.items()
-        if (node.step, node.slot.name) == (step, slot.name) and node.slot.kind in _CONSUMED
-    ]
-    return bool(later) and not any(error.diverges for error in later)
 
 
 def downstream(execution: Execution, outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:

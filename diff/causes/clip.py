@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -286,18 +286,32 @@ def own_part_by_hand(case: Case) -> Iterator[Proposal]:
         return  # ranks' norms differ because this gradient does
     if len(norms) < 2 or any(before[n].keys() != after[n].keys() for n in names):
         return
-    held = [(n, rank) for n in names for rank in before[n]]
-    mistaken = [before[n][rank] * min(1.0, limit / (norms[rank] + 1e-6)) for n, rank in held]
+    held = [(rank, before[n][rank], after[n][rank]) for n in names for rank in before[n]]
     whole = math.sqrt(sum(float(np.sum(_whole(b, n) ** 2)) for n in names))
-    right = [before[n][rank] * min(1.0, limit / (whole + 1e-6)) for n, rank in held]
+    yield by_own_norms(held, norms, whole, limit, names, case)
+
+
+def by_own_norms(
+    held: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    norms: Mapping[int, float],
+    whole: float,
+    limit: float,
+    names: Sequence[str],
+    case: Case,
+) -> Proposal:
+    """Return that each rank clips what it holds by the norm of that; ``whole`` is the norm of all gradients.
+
+    ``held`` are a rank, what it holds of a gradient, and what its optimizer was given of it.
+    """
     odd = min(norms, key=lambda rank: norms[rank])
     text = (
         f"each rank of b clips what it holds by the norm of that alone: {norms[odd]:.6g} on rank {odd}, "
         f"of all gradients {whole:.6g}"
     )
-    items = [item for n in names for item in b.consumed_copies(n)]
-    yield Proposal(
-        "clip.local_norm", text, mistaken, [after[n][rank] for n, rank in held], right, norms[odd],
+    items = [item for n in names for item in case.pair.gradients_b.consumed_copies(n)]
+    return Proposal(
+        "clip.local_norm", text, [x * min(1.0, limit / (norms[rank] + 1e-6)) for rank, x, _ in held],
+        [y for _, _, y in held], [x * min(1.0, limit / (whole + 1e-6)) for _, x, _ in held], norms[odd],
         f"the norm of rank {odd}'s part", simplicity=-1, floor=max(case.gradient_floor(items), 1e-5),
     )  # fmt: skip
 

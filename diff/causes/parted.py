@@ -10,6 +10,7 @@ import numpy as np
 
 from tensortrace.diff.catalog import Item
 from tensortrace.diff.causes.case import Case, Proposal
+from tensortrace.diff.causes.clip import by_own_norms
 from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.logical import Merged
 from tensortrace.diff.plan.gradients import final_events
@@ -84,23 +85,8 @@ def clipped_alone(case: Case) -> Iterator[Proposal]:
         norms[part.rank] = math.hypot(norms.get(part.rank, 0.0), float(np.linalg.norm(values)))
     if len(norms) < 2 or max(norms.values()) <= limit:
         return  # nothing would be clipped
-    total = math.hypot(*norms.values())
-    mistaken = [x * _coefficient(limit, norms[part.rank]) for x, part in zip(before, parts, strict=True)]
-    right = [x * _coefficient(limit, total) for x in before]
-    odd = min(norms, key=lambda rank: norms[rank])
-    text = (
-        f"each rank of b clips its part of all gradients by the norm of that alone: {norms[odd]:.6g} on rank "
-        f"{odd}, of all gradients {total:.6g}"
-    )
-    items = [item for n in names for item in b.consumed_copies(n)]
-    yield Proposal(
-        "clip.local_norm", text, mistaken, [part.values for part in parts], right, norms[odd],
-        f"the norm of rank {odd}'s part", simplicity=-1, floor=max(case.gradient_floor(items), 1e-5),
-    )  # fmt: skip
-
-
-def _coefficient(limit: float, norm: float) -> float:
-    return min(1.0, limit / (norm + 1e-6))
+    held = [(part.rank, x, part.values) for x, part in zip(before, parts, strict=True)]
+    yield by_own_norms(held, norms, math.hypot(*norms.values()), limit, names, case)
 
 
 def _read(item: Item | None) -> np.ndarray:

@@ -110,13 +110,13 @@ class Edges:
     def unused(self, slot: Slot) -> bool:
         """Tell whether an output took no part in the objective though others of its call did.
 
-        Such as the last state of a recurrent layer over padded rows, which depends on the padded length. Of a
-        pass without gradients only the first output is known to have a part in anything.
+        Such as the last state of a recurrent layer over padded rows, which depends on the padded length.
+        Without gradients nothing but its form tells such a state.
         """
         if slot.kind != Kind.ACTIVATION or not slot.slot.startswith("out."):
             return False
         if slot.phase == "eval":  # without a graph every later call is assumed to be computed from it
-            return slot not in self.surely_used and not slot.slot.startswith("out.0")
+            return slot not in self.surely_used and self._is_last_state(slot)
         if any(ref[1] == slot for ref in self.consumers):
             return False
         graded = {
@@ -126,6 +126,16 @@ class Edges:
             if (s.kind, s.name, s.call) == (Kind.ACTIVATION_GRAD, slot.name, slot.call)
         }
         return slot.slot not in graded and any(g.startswith("out.") for g in graded)
+
+    def _is_last_state(self, slot: Slot) -> bool:
+        """Tell whether an output is [layers, rows, features] beside a first one of all positions of rows."""
+        for view in (self.pair.a, self.pair.b):
+            states, outputs = (view.items.get(s, ()) for s in (slot, slot._replace(slot="out.0")))
+            shapes = {item.part: item.entry.local_shape for item in outputs}
+            forms = [(item.entry.local_shape, shapes.get(item.part, ())) for item in states]
+            if not all(is_last_state(state, output) for state, output in forms):
+                return False
+        return True
 
     def _inputs(self, slot: Slot, microbatch: int | None) -> list[Slot]:
         call = (slot.phase, slot.name, slot.call, microbatch)
@@ -194,6 +204,14 @@ class Edges:
     def _all_calls(self, slot: Slot, microbatch: int | None) -> dict[Ref, None]:
         found = (s for s in (*self.pair.a.items, *self.pair.b.items) if s._replace(call=slot.call) == slot)
         return {(microbatch, s): None for s in found}
+
+
+def is_last_state(state: tuple[int, ...], output: tuple[int, ...]) -> bool:
+    """Tell by its shape whether an output may be the last states of a recurrent layer beside the other one.
+
+    Those are [layers, rows, features]; the outputs have rows and positions first, in either order.
+    """
+    return len(state) == len(output) == 3 and state[1] in output[:2] and state[0] not in output[:2]
 
 
 def merged(slot: Slot) -> Slot:

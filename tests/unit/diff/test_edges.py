@@ -9,7 +9,7 @@ import numpy as np
 
 from tensortrace.diff.catalog import Catalog, Slot
 from tensortrace.diff.plan.comparison import StepPair
-from tensortrace.diff.plan.edges import Edges
+from tensortrace.diff.plan.edges import Edges, is_last_state
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Kind, Meta
 from tests.synthetic import Tensor, write_trace
@@ -56,3 +56,12 @@ def test_a_gradient_through_an_activation_function_depends_on_what_it_was_given(
     ]
     expected = {("activation_grad", "down", "in.0"), ("activation", "up", "out")}
     assert expected <= _parents(tmp_path, records, "up")
+
+
+def test_last_states_of_a_recurrent_layer_are_told_by_their_shape() -> None:
+    """Eight rows of ten positions, rows or positions first; what a model returns second is no such state."""
+    assert is_last_state((1, 8, 12), (8, 10, 12))
+    assert is_last_state((2, 8, 12), (10, 8, 24))
+    assert not is_last_state((8, 10, 30), (8, 10, 12))
+    assert not is_last_state((8, 12), (8, 10, 12))
+    assert not is_last_state((1, 7, 12), (8, 10, 12))

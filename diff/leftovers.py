@@ -1,0 +1,25 @@
+"""Gradients that are left over when a window begins and differ without any effect."""
+
+from __future__ import annotations
+
+from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.tracer.types import Kind
+
+OVERWRITTEN = "gradients left over between steps differ and are overwritten: nothing comes of them"
+_CONSUMED = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
+
+
+def is_overwritten(outcome: Outcome, execution: Execution) -> bool:
+    """Tell whether a gradient left over differs and the same parameter's later gradients of the step agree.
+
+    A program that computes its own gradients may assign them instead of adding to what is there.
+    """
+    slot, step = outcome.node.slot, outcome.node.step
+    if (slot.kind, slot.slot) != (Kind.LOCAL_GRAD, "start"):
+        return False
+    later = [
+        error
+        for node, error in execution.errors.items()
+        if (node.step, node.slot.name) == (step, slot.name) and node.slot.kind in _CONSUMED
+    ]
+    return bool(later) and not any(error.diverges for error in later)
