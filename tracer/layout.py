@@ -13,7 +13,10 @@ FORMAT_VERSION = 1
 WITH_OPERATIONS = 2
 """What a trace states of whose operations something is promised: readers of version 1 know none."""
 
-NEWEST = WITH_OPERATIONS
+WITH_LEVELS = 3
+"""What a trace states of which not everything is promised in full."""
+
+NEWEST = WITH_LEVELS
 """The newest version that this reader knows."""
 
 MANIFEST = "trace.json"
@@ -43,4 +46,6 @@ def segment_name(number: int) -> str:
 
 def version_of(promise: Promise) -> int:
     """Return the format version of a trace that keeps this promise: the least that describes it."""
+    if promise.level != "full" or promise.levels:
+        return WITH_LEVELS
     return WITH_OPERATIONS if promise.zoom else FORMAT_VERSION

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import binascii
 import math
 
 from tensortrace.tracer.codec_dtypes import DTYPES, size_bytes
-from tensortrace.tracer.types import Blob, Entry, Manifest, Mesh, RankManifest, Shard
+from tensortrace.tracer.types import Blob, Entry, Manifest, Mesh, RankManifest, Shard, Sketch
 
 MAX_NAME = 4096
 """Characters in a name or slot."""
@@ -19,6 +20,7 @@ MAX_NUMBER = 1 << 48
 MAX_RANK = 10_000_000
 MAX_SEGMENTS = 1_000_000
 MAX_AXES = 32
+MAX_SKETCH = 32
 _MAX_WORD = 64
 
 _HEX = frozenset("0123456789abcdef")
@@ -46,14 +48,18 @@ def check_entry(entry: Entry) -> None:
         _check_blob(entry.blob, entry)
     if entry.shard is not None:
         check_shard(entry.shard)
+    if entry.sketch is not None:
+        _check_sketch(entry.sketch, entry)
 
 
 def _check_references(entry: Entry) -> None:
-    for name, event in (("same_as", entry.same_as), ("shard_ref", entry.shard_ref)):
+    references = {"same_as": entry.same_as, "shard_ref": entry.shard_ref, "sketch_ref": entry.sketch_ref}
+    for name, event in references.items():
         _number(name, event or 0)
         _require(event != entry.event, name, event)
     _require(entry.blob is None or entry.same_as is None, "same_as", "beside a blob")
     _require(entry.shard is None or entry.shard_ref is None, "shard_ref", "beside a shard")
+    _require(entry.sketch is None or entry.sketch_ref is None, "sketch_ref", "beside a sketch")
 
 
 def _check_blob(blob: Blob, entry: Entry) -> None:
@@ -65,6 +71,21 @@ def _check_blob(blob: Blob, entry: Entry) -> None:
         raise BadField(f"blob.codec is raw, but {entry.dtype} is always held as planes")
     if blob.raw_length != size:
         raise BadField(f"blob.raw_length is {blob.raw_length}, but dtype and shape make {size} bytes")
+
+
+def _check_sketch(sketch: Sketch, entry: Entry) -> None:
+    for number in sketch.size:
+        _number("sketch.size", number, least=1, below=MAX_SKETCH + 1)
+    size = math.prod(sketch.size) * (8 if sketch.dtype == "float64" else 4)
+    try:
+        found = len(binascii.a2b_base64(sketch.values.encode("ascii"), strict_mode=True))
+    except ValueError as error:
+        raise BadField(f"sketch.values are not base64: {error}") from error
+    _require(found == size, "sketch.values", f"{found} bytes, not {size}")
+    dims = entry.local_shape
+    _require(sketch.rows is None or 0 <= sketch.rows < len(dims), "sketch.rows", sketch.rows)
+    if sketch.positions is not None:
+        _require(sketch.rows is not None and sketch.positions > 0, "sketch.positions", sketch.positions)
 
 
 def check_shard(shard: Shard) -> None:

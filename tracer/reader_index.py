@@ -16,7 +16,7 @@ from tensortrace.tracer.errors import DamagedTrace
 from tensortrace.tracer.manifest import MAX_LINE_BYTES, decode_entry
 from tensortrace.tracer.manifest_files import opened
 from tensortrace.tracer.reader_segment import Record, SegmentFile, find_segment, open_segment, records
-from tensortrace.tracer.types import Entry, Shard
+from tensortrace.tracer.types import Entry, Shard, Sketch
 
 OnDamage = Literal["refuse", "salvage"]
 
@@ -188,6 +188,7 @@ class _Resolver:
         self._events: set[int] = set()
         self._shards: dict[int, Shard] = {}
         self._holders: dict[int, str] = {}
+        self._sketches: dict[int, tuple[str, Sketch]] = {}
 
     def resolve(self, entry: Entry) -> Entry:
         """Return the entry with its own shard; raise DamagedTrace where its references don't hold."""
@@ -203,6 +204,14 @@ class _Resolver:
             self._shards[entry.event] = entry.shard
         if entry.blob is not None:
             self._holders[entry.event] = entry.digest
+        if entry.sketch is not None:
+            self._sketches[entry.event] = (entry.digest, entry.sketch)
+        if entry.sketch_ref is not None:
+            digest, sketch = self._sketches.get(entry.sketch_ref, (None, None))
+            if digest != entry.digest:
+                what = f"sketch_ref {entry.sketch_ref} is no earlier line with a sketch and that digest"
+                raise DamagedTrace(f"{where}: {what}")
+            entry = msgspec.structs.replace(entry, sketch=sketch, sketch_ref=None)
         if entry.shard_ref is None:
             return entry
         return msgspec.structs.replace(entry, shard=self._shards[entry.shard_ref], shard_ref=None)

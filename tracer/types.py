@@ -155,6 +155,21 @@ class Blob(Record, frozen=True):
     codec: Literal["raw", "planes"]
 
 
+class Sketch(Record, frozen=True):
+    """Numbers that stand for a tensor where it was not stored; see ``docs/format.md``.
+
+    ``values`` are base64 of ``size[0] * size[1]`` little-endian numbers of ``dtype``, row-major. ``rows`` is
+    the local dimension whose indices are identities of samples; with ``positions`` each sample has so many
+    consecutive indices of it. Without ``rows`` all indices are those that the shard gives.
+    """
+
+    values: str
+    dtype: Literal["float32", "float64"] = "float32"
+    size: tuple[int, int] = (16, 16)
+    rows: int | None = None
+    positions: int | None = None
+
+
 class Meta(Record, frozen=True):
     """What is known of a boundary beside its value; every field is optional.
 
@@ -212,16 +227,26 @@ class Entry(Boundary, frozen=True, kw_only=True):
     """One line of a rank's index: a boundary and where its bytes lie.
 
     Exactly one of ``blob`` and ``same_as`` is set where the value was stored; neither where only its
-    digest and statistics were kept. ``shard_ref`` names the event whose line declared the same shard;
-    the reader replaces it with that shard. ``digest`` is xxh3-128 in hex (see ``docs/format.md``).
+    digest and statistics, and maybe its sketch, were kept. ``shard_ref`` and ``sketch_ref`` name the events
+    whose lines have the same shard or sketch; the reader replaces them with these. ``digest`` is xxh3-128 in
+    hex (see ``docs/format.md``).
     """
 
     digest: str
     stats: Stats | None = None
-    sketch: str | None = None
+    sketch: Sketch | None = None
     blob: Blob | None = None
     same_as: int | None = None
     shard_ref: int | None = None
+    sketch_ref: int | None = None
+
+
+class LevelRule(Record, frozen=True):
+    """How much is kept of some kinds (none: of all) in some steps (none: in all), as ``Promise.level`` is."""
+
+    level: str
+    kinds: tuple[Kind, ...] = ()
+    steps: tuple[tuple[int, int], ...] = ()
 
 
 class Promise(Record, frozen=True):
@@ -229,7 +254,8 @@ class Promise(Record, frozen=True):
 
     ``steps`` are inclusive [first, last] ranges, empty for all; ``kinds`` empty for all; ``include`` and
     ``exclude`` are globs on canonical names. ``zoom`` are globs on the modules whose operations are recorded,
-    in the steps ``zoom_steps``.
+    in the steps ``zoom_steps``. ``level`` is how much is kept of a tensor: ``full``, ``sketch`` (of another
+    size than 16x16: ``sketch:8x8``) or ``stats``; of ``levels`` that fit a boundary the last holds instead.
     """
 
     steps: tuple[tuple[int, int], ...] = ()
@@ -237,6 +263,7 @@ class Promise(Record, frozen=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     level: str = "full"
+    levels: tuple[LevelRule, ...] = ()
     zoom: tuple[str, ...] = ()
     zoom_steps: tuple[tuple[int, int], ...] = ()
 

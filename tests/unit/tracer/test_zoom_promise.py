@@ -29,4 +29,4 @@ def test_zoom_that_makes_no_sense_is_refused(options: dict[str, object]) -> None
 def test_only_a_trace_of_operations_needs_a_reader_of_version_2() -> None:
     assert layout.version_of(parse_promise()) == 1
     assert layout.version_of(parse_promise(zoom=["blocks.1"])) == 2
-    assert layout.NEWEST == 2
+    assert layout.NEWEST >= 2
