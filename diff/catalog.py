@@ -17,6 +17,7 @@ from tensortrace.diff.logical import Logical, Member, Placer, Source, Together
 from tensortrace.diff.losses import Names, one_name, under_name
 from tensortrace.diff.masters import COPY, named_as_copies
 from tensortrace.diff.relaid import RelaidTrace
+from tensortrace.diff.sketched import is_bare, read_known, sketched
 from tensortrace.diff.slices import SlicedRank, cut_flat
 from tensortrace.diff.ties import Ties, renamed, tied
 from tensortrace.diff.unused import without_unused
@@ -68,8 +69,18 @@ class Item(NamedTuple):
         return tuple((member.rank, member.entry) for member in self.source.members)
 
     def read(self) -> np.ndarray:
-        """Return the tensor as numpy, checked against its digest."""
-        return self.source.read(self.entry)
+        """Return the tensor as numpy, checked against its digest; see ``read_known`` for unstored ones."""
+        return read_known(self.source, self.entry)
+
+    @property
+    def readable(self) -> bool:
+        """Whether the values are there, or an estimate stands for them."""
+        return self.source.stored(self.entry) or sketched(self.source, self.entry) is not None
+
+    @property
+    def bare(self) -> bool:
+        """Whether the values of the tensor, or of a part of it, were never stored."""
+        return is_bare(self.source, self.entry)
 
 
 class Slot(NamedTuple):

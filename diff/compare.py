@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tensortrace.diff.result import Metrics
+from tensortrace.diff.result import Judgement, Metrics
 
 EPS: dict[str, float] = {
     "float64": 2.0**-52,
@@ -216,3 +216,13 @@ def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     if not shape:
         return ()
     return tuple(int(n) for n in np.unravel_index(flat, shape))
+
+
+def describe(metrics: Metrics, judgement: Judgement) -> str:
+    """Return in one line how far two tensors are apart."""
+    if metrics.elements == 1 and metrics.max_abs_a is not None:
+        return f"{metrics.max_abs_b:.9g} in b, {metrics.max_abs_a:.9g} in a"
+    if metrics.nonfinite_a != metrics.nonfinite_b:
+        return f"{metrics.nonfinite_b} non-finite elements in b, {metrics.nonfinite_a} in a"
+    said = judgement.reason.startswith("relative L2 error")
+    return judgement.reason if said else f"relative L2 error {metrics.rel_l2:.3g}; {judgement.reason}"

@@ -15,12 +15,13 @@ from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Slot
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.coherence import measure_coherence
-from tensortrace.diff.compare import EPS, measure_blocks
+from tensortrace.diff.compare import EPS, describe, measure_blocks
 from tensortrace.diff.expect.ledger import Ledger, judge_declared
 from tensortrace.diff.expect.rules import Rule
 from tensortrace.diff.floors import Floor
 from tensortrace.diff.holders import compute_eps, disagree, holders, odd_of, stored_eps, without_layout
 from tensortrace.diff.inherit import Known
+from tensortrace.diff.levels import lacking, most_unseen, refuted, same_digests
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import (
@@ -61,17 +62,12 @@ _BYTES_SUFFICE = frozenset(
 _STATE = frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.BUFFER})
 _PASS_KINDS = frozenset({Kind.ACTIVATION, Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
 
-UNSEEN_FIRST = 1024.0
-"""Units of round-off that a boundary of the first step may inherit from what was not recorded."""
-
-UNSEEN_LATER = 0.01
-"""Relative error that one of a later step may inherit: an optimizer makes whole steps of round-off."""
-
 BLIND = 2.0
 """Times what round-off allows from which on a gradient is held against its own run's rung before as well."""
 
 SHIFTED = 4.0
 """Times what it inherits by which a boundary may be shifted: scores are smaller than what they sum."""
+
 
 _INHERITED = "what it was computed from was not recorded: differences up to"
 
@@ -217,6 +213,9 @@ class Execution:
             self._count(node, equal=True)
             self.known.note_equal(node, entry)
             return
+        if reason := lacking(entry):
+            self._without_values(node, entry, pair, eps, reason)
+            return
         overflowed = entry.slot.kind in OF_GRADIENTS and pair.overflowed
         try:
             loaded = entry.load()
@@ -232,6 +231,32 @@ class Execution:
             else:
                 self.not_comparable.append((node, str(reason)))
             self.known.note_unjudged(node)
+
+    def _without_values(
+        self, node: Node, entry: Comparison, pair: StepPair, run_eps: float, reason: str
+    ) -> None:
+        """Judge a boundary whose values were not stored: by digests, or refuted by statistics."""
+        if same_digests(entry, same_scheme=pair.same_scheme):
+            self._count(node, equal=True)
+            self.known.note_equal(node, entry)
+            return
+        self.not_comparable.append((node, reason))
+        self.known.note_unjudged(node)
+        metrics, eps = refuted(entry), self._eps(node, entry, run_eps)
+        if metrics is None or not eps or self.exact:
+            return
+        measured = Measured(metrics, 0.0, max(self.known.terms(node, entry, (), pair), entry.terms))
+        judgement = judge_model(measured, eps, self.known.of_parents(node), noise=self._noise(node, entry))
+        outcome = Outcome(node, entry, self._role(node, own=False), metrics, judgement, "", pair=pair)
+        unseen = measured.error <= most_unseen(node.step, eps) and self.unrecorded(outcome)
+        if judgement.ratio <= 1 or unseen:
+            return
+        self.not_comparable.pop()
+        self._count(node, equal=False)
+        self.judged.append((node, judgement))
+        self.errors[node] = Error(math.inf, math.inf, diverges=True)
+        text = f"at least, by its statistics alone: {describe(metrics, judgement)}"
+        self._tell(dataclasses.replace(outcome, text=text))
 
     def _tell_declared(
         self, node: Node, entry: Comparison | OneSided, rule: Rule, pair: StepPair, text: str
@@ -300,7 +325,7 @@ class Execution:
         bounded = origin == "inputs" or (bool(eps) and self.known.is_bounded(node))
         if role == "receiver" and origin != "inputs" and self._beyond(node, measured, eps):
             role = "further"
-        text = _describe(metrics, judgement) + (f"; beside {broken.against}" if broken else "")
+        text = describe(metrics, judgement) + (f"; beside {broken.against}" if broken else "")
         if rule is not None:
             agreeing = [e for e in self.known.inherits(node, measured.size) if not e.diverges]
             declared = judge_declared(rule, loaded, measured, eps, agreeing, noise=self._noise(node, entry))
@@ -336,7 +361,7 @@ class Execution:
         Nothing measures what such a boundary inherits: of the first step's it is what modules in between
         may make of round-off, later what an optimizer makes of that.
         """
-        most = UNSEEN_FIRST * eps if node.step <= 0 else max(UNSEEN_LATER, UNSEEN_FIRST * eps)
+        most = most_unseen(node.step, eps)
         outcome = Outcome(node, entry, "origin", measured.metrics, None, "", pair=pair)
         if entry.exact or self.exact or measured.error > most or not self.unrecorded(outcome):
             return False
@@ -466,12 +491,3 @@ class Execution:
         """Tell whether any boundary of these kinds has diverged so far, and not as was declared."""
         wanted = set(kinds)
         return any(o.node.slot.kind in wanted and not o.expected for o in self.outcomes)
-
-
-def _describe(metrics: Metrics, judgement: Judgement) -> str:
-    if metrics.elements == 1 and metrics.max_abs_a is not None:
-        return f"{metrics.max_abs_b:.9g} in b, {metrics.max_abs_a:.9g} in a"
-    if metrics.nonfinite_a != metrics.nonfinite_b:
-        return f"{metrics.nonfinite_b} non-finite elements in b, {metrics.nonfinite_a} in a"
-    said = judgement.reason.startswith("relative L2 error")
-    return judgement.reason if said else f"relative L2 error {metrics.rel_l2:.3g}; {judgement.reason}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensortrace.diff.catalog import Item, Part, StepView
 from tensortrace.diff.replicas import odd_ranks
-from tensortrace.diff.scale import Factors, made_of_one, rank_factors, scalar_factor
+from tensortrace.diff.scale import Factors, any_nonzero, made_of_one, rank_factors, scalar_factor
 from tensortrace.diff.stream import Sum, Term, one
 from tensortrace.tracer.types import Kind
 
@@ -333,7 +333,7 @@ class Gradients:
             ):
                 continue  # where replicas disagree there is no one gradient to explain
             start = {i.cell: one(i) for i in self.start_items(name)}
-            if not first and any(block.any() for found in start.values() for block in found.blocks()):
+            if not first and any(any_nonzero(found) for found in start.values()):
                 # leftovers are a regressor of their own
                 local = local | {-1 - cell: found for cell, found in start.items()}
             final = self.unclipped_value(name)
@@ -395,4 +395,4 @@ def _divided(items: Iterable[Item], divide_by: Callable[[Part], float]) -> Sum |
 
 
 def _readable(items: Iterable[Item]) -> bool:
-    return all(item.source.stored(item.entry) for item in items)
+    return all(item.readable for item in items)

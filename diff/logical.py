@@ -141,6 +141,14 @@ class Unplaceable(TraceError):
     """Parts of ranks that make no whole tensor; the text names ranks and ranges."""
 
 
+class Unkept(Unplaceable):
+    """Elements of a tensor that was not stored with its values; the text says what was."""
+
+
+NOT_STORED = "its values were not stored"
+
+MADE_OF_UNSTORED = f"{NOT_STORED}, or those of what brings it to one scale and order"
+
 NO_LAYOUT = "no layout is known"
 
 

@@ -53,6 +53,8 @@ def _nearest(copies: Sequence[Item], digests: Sequence[str], like: Sequence[Item
     first = {d: next(i for i in copies if i.entry.digest == d) for d in digests}
     if not like or any(i.entry.local_shape != like[0].entry.local_shape for i in first.values()):
         return None
+    if any(item.bare for item in (*first.values(), *like)):
+        return None
     found = sorted((_distance(item, like[0]), digest) for digest, item in first.items())
     return found[0][1] if found[0][0] * _BY_FAR**2 < found[1][0] else None
 

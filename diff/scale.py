@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
@@ -15,7 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tensortrace.diff.catalog import Part, StepView
+from tensortrace.diff.estimate import vectors
 from tensortrace.diff.extent import Extent
+from tensortrace.diff.logical import Unkept
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.rows import Row
 from tensortrace.diff.stream import Readable
@@ -226,7 +229,7 @@ _ALONE = 1e-5
 def made_of_one(cell: int, local: Mapping[int, Readable], gradient: Readable) -> bool:
     """Tell whether a gradient is a multiple of one cell's own alone, though other cells have one too."""
     others = [r for r in local if r != cell]
-    if cell not in local or not others or not all(_any(local[r]) for r in others):
+    if cell not in local or not others or not all(any_nonzero(local[r]) for r in others):
         return False
     found = _fit(local, gradient)
     own = found.by_rank.get(cell, 0.0) if found else 0.0
@@ -235,8 +238,9 @@ def made_of_one(cell: int, local: Mapping[int, Readable], gradient: Readable) ->
     return all(abs(found.by_rank.get(r, 0.0)) <= _ALONE * abs(own) for r in others)
 
 
-def _any(values: Readable) -> bool:
-    return any(bool(np.any(block)) for block in values.blocks())
+def any_nonzero(values: Readable) -> bool:
+    """Tell whether any element is not 0."""
+    return any(bool(np.any(vectors([block])[0])) for block in values.blocks())
 
 
 class _Fitted(NamedTuple):
@@ -259,9 +263,9 @@ def _fit(local: Mapping[int, Readable], gradient: Readable) -> _Fitted | None:
         return None
     products = np.zeros((len(ranks) + 1, len(ranks) + 1))
     count = 0
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"), suppress(Unkept):
         for blocks in zip(*(local[r].blocks() for r in ranks), gradient.blocks(), strict=True):
-            flat = [np.ravel(block) for block in blocks]
+            flat = vectors(blocks)
             for start in range(0, flat[-1].size, _CHUNK):
                 rows = np.stack([f[start : start + _CHUNK].astype(np.float64) for f in flat])
                 products += rows @ rows.T
@@ -270,9 +274,9 @@ def _fit(local: Mapping[int, Readable], gradient: Readable) -> _Fitted | None:
     norm, size = math.sqrt(float(np.trace(inner))), math.sqrt(square)
     if not (math.isfinite(norm) and math.isfinite(size)) or count < len(ranks) or not norm or not size:
         return None
-    values, vectors = np.linalg.eigh(inner / norm**2)
+    values, directions = np.linalg.eigh(inner / norm**2)
     kept = values > 1e-12 * values[-1]  # singular values of 1e-6
-    basis = vectors[:, kept]
+    basis = directions[:, kept]
     solution = basis @ ((basis.T @ (towards / norm**2)) / values[kept])
     missed = square - 2 * float(solution @ towards) + float(solution @ inner @ solution)
     residual = math.sqrt(max(missed, 0.0)) / size
@@ -302,9 +306,10 @@ def projected(x: Readable, y: Readable) -> float | None:
     if x.shape != y.shape:
         return None
     square = product = 0.0
-    for a, b in zip(x.blocks(), y.blocks(), strict=True):
-        left, right = a.astype(np.float64), b.astype(np.float64)
-        square, product = square + float(np.vdot(left, left)), product + float(np.vdot(left, right))
+    with suppress(Unkept):
+        for a, b in zip(x.blocks(), y.blocks(), strict=True):
+            left, right = (v.astype(np.float64) for v in vectors([a, b]))
+            square, product = square + float(left @ left), product + float(left @ right)
     return product / square if square and math.isfinite(square) else None
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item
 from tensortrace.diff.compare import Sides, is_exact
+from tensortrace.diff.sketched import known_blocks
 from tensortrace.tracer.geometry_blocks import block_grid
 
 BLOCK_ELEMENTS = 1 << 20
@@ -134,7 +135,7 @@ class Sum:
 
 def item_blocks(item: Item, only: int | None = None) -> Iterator[np.ndarray]:
     """Yield a recorded tensor block by block, or one block alone."""
-    return item.source.blocks(item.entry, block_size(item.entry.local_shape), only)
+    return known_blocks(item.source, item.entry, block_size(item.entry.local_shape), only)
 
 
 def one(item: Item) -> Sum:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
 from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.logical import NOT_STORED
 from tensortrace.diff.plan.samples import ROWS
 from tensortrace.tracer.selection import Selection
 from tensortrace.tracer.types import INIT_STEP, LADDER, ROOT, Kind, Promise
@@ -76,7 +77,8 @@ def unrecorded(outcome: Outcome, execution: Execution, a: Catalog, b: Catalog) -
     if node.step == INIT_STEP or node.slot.kind in (Kind.INPUT, Kind.SCHEDULE):
         return False
     lost = _not_compared(execution)
-    if any(p in lost and p.slot.kind in _STATE for p in execution.graph.parents(node)):
+    known = [(p.slot.kind, lost[p]) for p in execution.graph.parents(node) if p in lost]
+    if any(kind in _STATE or reason.startswith(NOT_STORED) for kind, reason in known):
         return True
     deselected = (
         _of_kinds(node, execution, a, b),

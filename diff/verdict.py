@@ -15,8 +15,9 @@ from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
 from tensortrace.diff.declared import Settled, downstream, expectations, settle
 from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.levels import RECORD_IN_FULL, levels_told
 from tensortrace.diff.localise import localise
-from tensortrace.diff.logical import NO_LAYOUT
+from tensortrace.diff.logical import NO_LAYOUT, NOT_STORED
 from tensortrace.diff.operations import Looked, first_operation, where_to_look
 from tensortrace.diff.owners import ranks_at_fault
 from tensortrace.diff.plan.comparison import OneSided
@@ -84,7 +85,9 @@ def state_result(
     declared = _declared(settled, execution)
     return Result(
         verdict=verdict,
-        headline=_headline(verdict, first, _explained(looked.operation, causes), coverage, declared),
+        headline=_headline(
+            verdict, first, _explained(looked.operation, causes), coverage, declared, levels_told(a, b)
+        ),
         a=_side(a, steps),
         b=_side(b, [s - offset for s in steps]),
         first_divergent=first,
@@ -226,7 +229,12 @@ def _side(catalog: Catalog, steps: Sequence[int]) -> Side:
 
 
 def _headline(
-    verdict: str, first: Finding | None, cause: str | None, coverage: Coverage, declared: Declared | None
+    verdict: str,
+    first: Finding | None,
+    cause: str | None,
+    coverage: Coverage,
+    declared: Declared | None,
+    levels: str,
 ) -> str:
     if verdict == "equivalent" and declared and declared.total:
         return (
@@ -239,6 +247,8 @@ def _headline(
         return (
             f"incomplete: ranks hold different parts of tensors, and {NO_LAYOUT}: see `trace layout --help`"
         )
+    if first is None and any(NOT_STORED in missing.reason for missing in coverage.missing):
+        return f"incomplete: nothing diverges in what was compared, but values were not stored: {levels}"
     if first is None:
         return "incomplete: nothing diverges in what was compared, but boundaries are missing"
     at = first.where
@@ -282,6 +292,8 @@ def _hints(first: Finding | None, coverage: Coverage) -> tuple[str, ...]:
     if first is None:
         lost = [m for m in coverage.missing if m.counts_as_incomplete and m.kind not in ("any", "step")]
         names = dict.fromkeys(place.name for m in lost for place in m.examples[:1])
+        if any(NOT_STORED in m.reason for m in lost):
+            return (RECORD_IN_FULL,)
         if not names or any(NO_LAYOUT in m.reason for m in lost):
             return ()
         globs = " ".join(f"--allow-missing {shlex.quote(name)}" for name in list(names)[:4])

@@ -27,6 +27,10 @@ class DamagedTrace(TraceError):
     """A file of a trace is truncated, altered or foreign; names the file and the offset."""
 
 
+class NotKept(TraceError):
+    """The elements of a tensor of which no more than digest, statistics and a sketch were recorded."""
+
+
 class UnsupportedFormat(TraceError):
     """A trace of a format version that this reader does not read."""
 

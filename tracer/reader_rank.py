@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tensortrace.tracer import layout
 from tensortrace.tracer.codec_dtypes import Bytes, values
-from tensortrace.tracer.errors import DamagedTrace, TraceError
+from tensortrace.tracer.errors import DamagedTrace, NotKept
 from tensortrace.tracer.geometry_blocks import block_grid
 from tensortrace.tracer.manifest import read_rank_manifest
 from tensortrace.tracer.reader_index import OnDamage, load, segment_numbers
@@ -87,8 +87,8 @@ class RankTrace:
     def read_bytes(self, entry: Entry) -> Bytes:
         """Return the logical bytes (little-endian, row-major) as a flat array; the digest was checked.
 
-        Raises DamagedTrace naming file and offset, or TraceError where the bytes were never kept or
-        exceed the trace's ``limit_bytes``.
+        Raises DamagedTrace naming file and offset, NotKept where the bytes were never kept, or TraceError
+        where they exceed the trace's ``limit_bytes``.
         """
         blob, path = self._located(entry)
         return read_blob(path, entry, blob, self.limit_bytes)
@@ -125,7 +125,7 @@ class RankTrace:
     def _located(self, entry: Entry) -> tuple[Blob, Path]:
         blob = self.blob_of(entry)
         if blob is None:
-            raise TraceError(
+            raise NotKept(
                 f"rank {self.rank}, event {entry.event} ({entry.name}): only digest and statistics were kept"
             )
         path = find_segment(self.folder, blob.segment)

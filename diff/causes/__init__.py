@@ -37,6 +37,7 @@ from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.result import Cause
 from tensortrace.diff.window import Windows
+from tensortrace.tracer.errors import NotKept
 
 DETECTORS: tuple[Detector, ...] = (
     skipping.skipped_by_scaler,
@@ -135,8 +136,8 @@ def name_causes(
                 for proposal in detector(case)
                 if (cause := settle(case, proposal))
             ]
-        except (NotComparable, Unplaceable):
-            continue  # it looks at tensors of which no layout is known
+        except (NotComparable, Unplaceable, NotKept):
+            continue  # it looks at tensors of which no layout is known, or no values were stored
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             what = getattr(detector, "__qualname__", str(detector))
             told = f"{type(error).__name__}: {error}"
