@@ -30,6 +30,11 @@ from tensortrace.tracer.options import parse_start, resolve
     help="Steps in which --zoom looks; default the first one recorded.",
 )  # fmt: skip
 @click.option(
+    "--level", multiple=True, metavar="[KIND,…][@STEPS]=LEVEL",
+    help="What to keep of tensors: full (default), sketch, sketch:K1xK2 or stats; repeatable, the last that "
+    "fits holds. --level sketch --level param@0-10=full",
+)  # fmt: skip
+@click.option(
     "--buffer", default="1GiB", metavar="SIZE", help="Host memory per rank for what awaits writing."
 )
 @click.option(
@@ -83,7 +88,7 @@ from tensortrace.tracer.options import parse_start, resolve
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     output: Path, force: bool, steps: str, kinds: str, include: tuple[str, ...],
-    exclude: tuple[str, ...], zoom: tuple[str, ...], zoom_steps: str, buffer: str,
+    exclude: tuple[str, ...], zoom: tuple[str, ...], zoom_steps: str, level: tuple[str, ...], buffer: str,
     on_pressure: str, max_bytes: str | None, min_free: str,
     hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool, eager: bool,
     init_from: Path | None, consistent_init: int | None, consistent_dropout: int | None,
@@ -97,7 +102,7 @@ def command(
     """
     settings = resolve(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude,
-        zoom=zoom, zoom_steps=zoom_steps, buffer=buffer,
+        zoom=zoom, zoom_steps=zoom_steps, level=level, buffer=buffer,
         on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
         compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
         eager=eager, layout=layout,

@@ -55,19 +55,22 @@ def write_trace(
     """
     all_ranks = [list(rank) for rank in ranks]
     root.mkdir(parents=True, exist_ok=True)
-    version = layout.version_of(rank_fields.get("promise", Promise()))
+    promise: Promise = rank_fields.get("promise", Promise())
+    version = layout.version_of(promise)
     manifest = Manifest(format=version, run_id="synthetic", command=command, started_at=0.0)
     write_manifest_new(root / layout.MANIFEST, manifest)
     for rank, tensors in enumerate(all_ranks):
-        writer = RankWriter(root, rank)
+        writer = RankWriter(root, rank, promise=promise)
+        steps = len({fields.get("step", 0) for fields, _ in tensors} - {-1})
+        own = {"format": version, "rank": rank, "world_size": len(all_ranks), "meshes": dict(meshes or {})}
+        if finish:  # sketches need the meshes first
+            writer.write_manifest(RankManifest(**(own | rank_fields)))
         for event, (fields, array) in enumerate(tensors):
             array = np.asarray(array)
             boundary = boundary_of(event, array, **fields)
             writer.append(boundary, logical_bytes(array, boundary.dtype))
         if finish:
-            steps = len({fields.get("step", 0) for fields, _ in tensors} - {-1})
-            own = {"format": version, "rank": rank, "world_size": len(all_ranks)}
-            own |= {"steps": steps, "ended": ended, "meshes": dict(meshes or {})}
+            own |= {"steps": steps, "ended": ended}
             writer.write_manifest(RankManifest(**(own | rank_fields)))
             writer.close()
     if finish:

@@ -118,7 +118,10 @@ class Guest:
     def _open_store(self, root: Path, identity: Identity) -> RankStore:
         if self._settings.dry_run:
             return Tally()
-        writer = RankWriter(root, identity.rank, attempt=identity.attempt, compress=self._settings.compress)
+        writer = RankWriter(
+            root, identity.rank, attempt=identity.attempt, compress=self._settings.compress,
+            promise=self._settings.promise,
+        )  # fmt: skip
         return with_fault(writer, self._fault)
 
     def _end(self, ended: str | None = None) -> None:

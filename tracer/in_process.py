@@ -27,6 +27,7 @@ def record(
     exclude: Iterable[str] = (),
     zoom: Iterable[str] = (),
     zoom_steps: str = "",
+    level: Iterable[str] = (),
     buffer: str = "1GiB",
     on_pressure: Pressure = "block",
     max_bytes: str | None = None,
@@ -54,7 +55,7 @@ def record(
 
     settings = resolve(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude, zoom=zoom,
-        zoom_steps=zoom_steps, buffer=buffer,
+        zoom_steps=zoom_steps, level=level, buffer=buffer,
         on_pressure=on_pressure, max_bytes=max_bytes, min_free=min_free, compress=compress, strict=strict,
         eager=eager, layout=layout, start=start,
     )  # fmt: skip

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import binascii
 import math
+import re
 
 from tensortrace.tracer.codec_dtypes import DTYPES, size_bytes
-from tensortrace.tracer.types import Blob, Entry, Manifest, Mesh, RankManifest, Shard, Sketch
+from tensortrace.tracer.types import Blob, Entry, Manifest, Mesh, Promise, RankManifest, Shard, Sketch
 
 MAX_NAME = 4096
 """Characters in a name or slot."""
@@ -24,6 +25,10 @@ MAX_SKETCH = 32
 _MAX_WORD = 64
 
 _HEX = frozenset("0123456789abcdef")
+
+
+LEVEL = re.compile(r"full|stats|sketch(?::([0-9]{1,2})x([0-9]{1,2}))?")
+"""How much is kept, in ``Promise`` and on the command line; a sketch has a size."""
 
 
 class BadField(Exception):
@@ -121,6 +126,7 @@ def check_rank_manifest(manifest: RankManifest) -> None:
         ("drops.size_bytes", manifest.drops.size_bytes),
     ):
         _number(name, number)
+    _check_promise(manifest.promise)
     for key, mesh in manifest.meshes.items():
         _check_mesh(f"meshes.{key[:_MAX_WORD]}", mesh)
 
@@ -128,6 +134,14 @@ def check_rank_manifest(manifest: RankManifest) -> None:
 def check_manifest(manifest: Manifest) -> None:
     """Raise BadField unless ``trace.json`` can be true of some run."""
     _text("run_id", manifest.run_id)
+    _check_promise(manifest.promise)
+
+
+def _check_promise(promise: Promise) -> None:
+    for level in (promise.level, *(rule.level for rule in promise.levels)):
+        match = LEVEL.fullmatch(level)
+        sizes = [int(number) for number in match.groups() if number] if match else [0]
+        _require(all(0 < number <= MAX_SKETCH for number in sizes), "promise.level", level)
 
 
 def _check_mesh(where: str, mesh: Mesh) -> None:

@@ -6,9 +6,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.selection import parse_promise
 from tensortrace.tracer.settings import Compress, Pressure, Settings, Start, parse_size
+from tensortrace.tracer.types import Promise
 
 
 def resolve(
@@ -20,6 +23,7 @@ def resolve(
     exclude: Iterable[str] = (),
     zoom: Iterable[str] = (),
     zoom_steps: str = "",
+    level: Iterable[str] = (),
     buffer: str = "1GiB",
     on_pressure: Pressure = "block",
     max_bytes: str | None = None,
@@ -41,16 +45,13 @@ def resolve(
             "option --buffer", found=repr(buffer), expected="more than 0",
             remedy="16MiB is enough for small models; the default is 1GiB",
         )  # fmt: skip
+    promise = parse_promise(
+        steps="" if dry_run else steps, kinds=kinds, include=include, exclude=exclude,
+        zoom=zoom, zoom_steps=zoom_steps,
+    )  # fmt: skip
     return Settings(
         root=str(Path(output).absolute()),
-        promise=parse_promise(
-            steps="" if dry_run else steps,
-            kinds=kinds,
-            include=include,
-            exclude=exclude,
-            zoom=zoom,
-            zoom_steps=zoom_steps,
-        ),
+        promise=_with_levels(promise, tuple(level)),
         buffer_bytes=buffer_bytes,
         on_pressure=on_pressure,
         max_bytes=None if max_bytes is None else parse_size(max_bytes, option="--max-bytes"),
@@ -62,6 +63,15 @@ def resolve(
         layout=None if layout is None else str(Path(layout).absolute()),
         start=start or Start(),
     )
+
+
+def _with_levels(promise: Promise, texts: tuple[str, ...]) -> Promise:
+    if not texts:
+        return promise
+    from tensortrace.tracer.levels import parse_levels  # needs numpy, which --help does not
+
+    level, rules = parse_levels(texts)
+    return replace(promise, level=level, levels=rules)
 
 
 def parse_start(

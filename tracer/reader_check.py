@@ -76,10 +76,14 @@ def _check_segment(path: Path, number: int, rank: RankTrace) -> Iterator[str]:
 
 
 def _same(record: Entry, entry: Entry | None) -> bool:
-    """Tell whether a record is an entry's line; the entry has its shard in place of the reference."""
-    if entry is None or record.shard_ref is None:
-        return record == entry
-    return entry.shard is not None and replace(record, shard=entry.shard, shard_ref=None) == entry
+    """Tell whether a record is an entry's line; the entry has shard and sketch in place of references."""
+    if entry is None:
+        return False
+    if record.shard_ref is not None and entry.shard is not None:
+        record = replace(record, shard=entry.shard, shard_ref=None)
+    if record.sketch_ref is not None and entry.sketch is not None:
+        record = replace(record, sketch=entry.sketch, sketch_ref=None)
+    return record == entry
 
 
 def _front(segment: SegmentFile) -> tuple[list[Frame], int]:

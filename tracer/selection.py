@@ -78,12 +78,12 @@ def parse_steps(text: str, *, option: str = "--steps") -> tuple[tuple[int, int],
     return tuple(ranges)
 
 
-def parse_kinds(text: str) -> tuple[Kind, ...]:
+def parse_kinds(text: str, *, option: str = "--kinds") -> tuple[Kind, ...]:
     """Return the kinds of a comma-separated list, in the order of the ladder."""
     names = {part.strip() for part in text.split(",")}
     if unknown := sorted(names - {kind.value for kind in Kind}):
         raise BadRequest(
-            "option --kinds", found=", ".join(map(repr, unknown)), expected=f"of {', '.join(Kind)}"
+            f"option {option}", found=", ".join(map(repr, unknown)), expected=f"of {', '.join(Kind)}"
         )
     return tuple(kind for kind in Kind if kind.value in names)
 

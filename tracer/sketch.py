@@ -89,24 +89,28 @@ def sketch_product(read: Read, sides: Sequence[Side], size: tuple[int, int] = SI
 
 
 def sketch_flat(
-    read: Read, shape: Sequence[int], intervals: Sequence[tuple[int, int]], size: tuple[int, int] = SIZE
+    read: Read, sides: Sequence[Side], intervals: Sequence[tuple[int, int]], size: tuple[int, int] = SIZE
 ) -> Numbers:
-    """Return the sketch of a local tensor of one dimension: intervals of a flattened tensor of this shape.
+    """Return the sketch of a local tensor of one dimension: intervals of a flattened tensor of these sides.
 
-    A tensor of one dimension is folded into rows of ``FOLD`` elements. Elements that aren't finite are 0.
+    Elements that aren't finite count as 0.
     """
     total = sum(stop - start for start, stop in intervals)
     if not total:
         return np.zeros(size)
-    if not shape:
+    if not sides:
         return sketch_product(read, (), size)
-    shape = (-(-shape[0] // FOLD), FOLD) if len(shape) == 1 else tuple(shape)
-    leading = _Leading([Side(words(dim, np.arange(n)), n) for dim, n in enumerate(shape[:-1])])
-    columns = _signs(words(len(shape) - 1, np.arange(shape[-1])), size[1], shift=_SHIFT)
+    leading, columns = _Leading(sides[:-1]), _signs(sides[-1].words, size[1], shift=_SHIFT)
     if total < _SHORT * len(intervals):
         return _of_finite(read, lambda take: _scattered(take, intervals, leading, columns, size))
-    blocks = list(_blocks(intervals, shape[-1]))
+    blocks = list(_blocks(intervals, sides[-1].size))
     return _of_finite(read, lambda take: _add(take, blocks, leading, columns, size))
+
+
+def whole_sides(shape: Sequence[int]) -> tuple[Side, ...]:
+    """Return the sides of a flattened tensor of this shape; one of one dimension is folded."""
+    folded = (-(-shape[0] // FOLD), FOLD) if len(shape) == 1 else shape
+    return tuple(Side(words(dim, np.arange(n)), n) for dim, n in enumerate(folded))
 
 
 def _mix(numbers: Words) -> Words:

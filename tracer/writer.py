@@ -15,8 +15,9 @@ from tensortrace.tracer.codec import Compress, Encoder
 from tensortrace.tracer.codec_dtypes import Bytes, size_bytes
 from tensortrace.tracer.codec_values import digest, statistics
 from tensortrace.tracer.errors import TraceError
+from tensortrace.tracer.keeping import Keeping
 from tensortrace.tracer.manifest import encode_entry, replace_manifest
-from tensortrace.tracer.types import Blob, Boundary, Entry, RankManifest, Shard, Stats
+from tensortrace.tracer.types import Blob, Boundary, Entry, Promise, RankManifest, Shard, Stats
 from tensortrace.tracer.writer_files import GrowingFile
 from tensortrace.tracer.writer_segment import SegmentWriter
 
@@ -24,6 +25,7 @@ RESERVED_BYTES = 256 << 10
 SEGMENT_BYTES = 1 << 30
 SEAL_AT_STEP_BYTES = 64 << 20
 _MAX_SHARDS = 1 << 16
+_IN_FULL = Promise()
 
 Payload = bytes | bytearray | memoryview | NDArray[np.uint8]
 
@@ -37,15 +39,20 @@ class RankWriter:
     """
 
     def __init__(
-        self, root: Path, rank: int, *, attempt: int = 0, compress: Compress = "auto", dedup: int = 1 << 18
-    ) -> None:
-        """Create ``root/rankNNNNN``; ``dedup`` is how many of the latest distinct tensors are remembered."""
+        self, root: Path, rank: int, *, attempt: int = 0, compress: Compress = "auto", dedup: int = 1 << 18,
+        promise: Promise = _IN_FULL,
+    ) -> None:  # fmt: skip
+        """Create ``root/rankNNNNN``; ``dedup`` is how many of the latest distinct tensors are remembered.
+
+        Of ``promise`` the levels count: ValueError for one that is none.
+        """
         self.folder = layout.rank_folder(root, rank, attempt)
         self.boundaries = 0
         self._rank = rank
         self._dedup = dedup
         self._encoder = Encoder(compress)
-        self._seen: dict[str, tuple[int, Stats]] = {}
+        self._keeping = Keeping(promise)
+        self._seen: dict[str, tuple[int | None, Stats]] = {}
         self._shards: dict[Shard, int] = {}
         self._segments = 0
         self._segment: SegmentWriter | None = None
@@ -82,11 +89,15 @@ class RankWriter:
         event, stats = self._seen.get(hexdigest, (None, None))
         if stats is None:
             stats = statistics(boundary.dtype, data)
-        blob = self._put(segment, boundary, data) if event is None else None
+        kept = self._keeping.decide(boundary, data, hexdigest)
+        blob = self._put(segment, boundary, data) if event is None and kept.in_full else None
         declared = self._shards.get(boundary.shard) if boundary.shard is not None else None
         fields = {name: getattr(boundary, name) for name in Boundary.__struct_fields__}
         fields["shard"] = boundary.shard if declared is None else None
-        entry = Entry(**fields, digest=hexdigest, stats=stats, blob=blob, same_as=event, shard_ref=declared)
+        entry = Entry(
+            **fields, digest=hexdigest, stats=stats, blob=blob, same_as=event, shard_ref=declared,
+            sketch=kept.sketch, sketch_ref=kept.sketch_ref,
+        )  # fmt: skip
         line = encode_entry(entry)
         segment.commit(line)
         self._index.append(line)
@@ -102,19 +113,23 @@ class RankWriter:
         self.boundaries += 1
         if entry.blob is not None:
             segment.header.add_tensor(boundary, entry.blob.codec)
-            self._remember_digest(entry)
+            self._remember_digest(entry, entry.event)
         elif entry.same_as is not None:
             segment.header.add_alias(boundary, entry.same_as)
+        else:
+            segment.header.add_unstored(boundary)
+            self._remember_digest(entry, None)
         if entry.shard is not None and len(self._shards) < _MAX_SHARDS:
             self._shards[entry.shard] = entry.event
 
-    def _remember_digest(self, entry: Entry) -> None:
+    def _remember_digest(self, entry: Entry, event: int | None) -> None:
+        """Remember content and the event that holds it, None where its bytes were not kept."""
         if not self._dedup:
             return
         if len(self._seen) >= self._dedup:
             del self._seen[next(iter(self._seen))]  # the oldest
         assert entry.stats is not None
-        self._seen[entry.digest] = (entry.event, entry.stats)
+        self._seen[entry.digest] = (event, entry.stats)
 
     def end_step(self) -> None:
         """Seal the open segment if it is large enough to stand alone; call after a step's last boundary."""
@@ -123,6 +138,7 @@ class RankWriter:
 
     def write_manifest(self, manifest: RankManifest) -> None:
         """Write ``rank.json`` atomically, with the number of boundaries finished so far."""
+        self._keeping.know(manifest.meshes)
         whole = msgspec.structs.replace(manifest, boundaries=self.boundaries)
         replace_manifest(self.folder / layout.RANK_MANIFEST, whole)
 

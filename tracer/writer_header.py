@@ -91,6 +91,10 @@ class Header:
         """Note a boundary whose bytes are those of an earlier event."""
         self._note(unique_name(boundary, self._names), boundary, {"same_as": same_as})
 
+    def add_unstored(self, boundary: Boundary) -> None:
+        """Note a boundary whose bytes are not kept."""
+        self._note(unique_name(boundary, self._names), boundary, {})
+
     def _note(self, name: str, boundary: Boundary, how: dict[str, object]) -> None:
         note = {"event": boundary.event, "dtype": boundary.dtype, "shape": boundary.local_shape, **how}
         if boundary.shard is not None:

@@ -15,7 +15,9 @@ LAYERS = """
   < tracer.explicit | tracer.layout | tracer.notices | tracer.masking | tracer.copies | tracer.codec_dtypes
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
     | tracer.settings | tracer.environment
-  < tracer.geometry
+  < tracer.geometry | tracer.levels | tracer.identities
+  < tracer.sketching
+  < tracer.keeping
   < tracer.rules
   < tracer.options | tracer.claim | tracer.ring | tracer.progress | tracer.manifest_safetensors
   < tracer.placements

@@ -25,14 +25,14 @@ def hashes(folder: Path, ranks: int) -> list[dict[str, str]]:
     return [json.loads((folder / f"hashes.rank{rank}").read_text()) for rank in range(ranks)]
 
 
-def assert_invisible(folder: Path, ranks: int, *arguments: object) -> None:
+def assert_invisible(folder: Path, ranks: int, *arguments: object, options: tuple[str, ...] = ()) -> None:
     """Train with and without recording; everything that the example hashes must be equal on every rank."""
     plain, traced = folder / "plain", folder / "traced"
     plain.mkdir()
     traced.mkdir()
     command = harness.on_ranks(ranks, harness.EXAMPLE, *arguments, "--hash-out", "hashes")
     alone = harness.run(command, folder=plain)
-    watched = harness.run(harness.recording(folder / "trace", command), folder=traced)
+    watched = harness.run(harness.recording(folder / "trace", command, *options), folder=traced)
     assert (alone.exit_code, watched.exit_code) == (0, 0), alone.errors + watched.errors
     assert alone.output == watched.output
     assert hashes(traced, ranks) == hashes(plain, ranks)
@@ -50,6 +50,19 @@ def assert_recorded(trace: Path, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_recording_changes_no_bit_in_fp32(tmp_path: Path, ranks: int) -> None:
     assert_invisible(tmp_path, ranks, "--steps", 4, "--dropout", 0.1, "--accumulate", 3, "--eval-every", 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "level"),
+    [
+        (1, "sketch"),
+        pytest.param(1, "stats", marks=pytest.mark.slow),
+        pytest.param(2, "sketch", marks=pytest.mark.slow),
+    ],
+)
+def test_no_level_of_recording_changes_a_bit(tmp_path: Path, ranks: int, level: str) -> None:
+    arguments = ("--steps", 3, "--dropout", 0.1, "--accumulate", 2, "--eval-every", 2)
+    assert_invisible(tmp_path, ranks, *arguments, options=("--level", level, "--level", "param@0=full"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -59,7 +59,14 @@ def test_options_of_the_command_are_the_commands_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [["--steps", "x"], ["--kinds", "x"], ["--buffer", "x"], ["--max-bytes", "x"], ["--min-free", "x"]],
+    [
+        ["--steps", "x"],
+        ["--kinds", "x"],
+        ["--level", "x"],
+        ["--buffer", "x"],
+        ["--max-bytes", "x"],
+        ["--min-free", "x"],
+    ],
 )
 def test_a_malformed_option_is_one_line_and_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]

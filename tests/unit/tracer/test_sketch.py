@@ -54,7 +54,9 @@ def sides(shape: tuple[int, ...]) -> list[sketch.Side]:
 def of(values: np.ndarray, size: tuple[int, int] = (16, 16)) -> np.ndarray:
     flat = values.reshape(-1)
     if values.ndim == 1:
-        return sketch.sketch_flat(lambda a, b: flat[a:b], values.shape, [(0, values.size)], size)
+        return sketch.sketch_flat(
+            lambda a, b: flat[a:b], sketch.whole_sides(values.shape), [(0, values.size)], size
+        )
     return sketch.sketch_product(lambda a, b: flat[a:b], sides(values.shape), size)
 
 
@@ -97,7 +99,9 @@ def test_intervals_of_the_flattened_tensor_add_up_to_it(
     total = np.zeros((16, 16))
     for start, stop in pairwise(edges):
         part = flat[start:stop]
-        total += sketch.sketch_flat(lambda a, b, part=part: part[a:b], shape, [(start, stop)])
+        total += sketch.sketch_flat(
+            lambda a, b, part=part: part[a:b], sketch.whole_sides(shape), [(start, stop)]
+        )
     np.testing.assert_allclose(total, of(values), rtol=0, atol=1e-10)
 
 
@@ -106,7 +110,7 @@ def test_short_intervals_and_long_ones_give_the_same(pieces: int) -> None:
     values = np.random.default_rng(0).standard_normal((70, 30))
     flat, size = values.reshape(-1), 2100 // pieces
     intervals = [(i * size, (i + 1) * size) for i in range(pieces)]
-    found = sketch.sketch_flat(lambda a, b: flat[a:b], values.shape, intervals)
+    found = sketch.sketch_flat(lambda a, b: flat[a:b], sketch.whole_sides(values.shape), intervals)
     np.testing.assert_allclose(found, of(values), rtol=0, atol=1e-10)
 
 

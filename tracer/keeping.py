@@ -1,0 +1,49 @@
+"""Decides what the writer keeps of each boundary, by the levels that were promised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tensortrace.tracer.codec_dtypes import Bytes
+from tensortrace.tracer.levels import Levels
+from tensortrace.tracer.sketching import Sketcher
+from tensortrace.tracer.types import Boundary, Mesh, Promise, Sketch
+
+
+class Kept(NamedTuple):
+    """What is kept beside digest and statistics: the bytes, and a sketch or the event that has it."""
+
+    in_full: bool = True
+    sketch: Sketch | None = None
+    sketch_ref: int | None = None
+
+
+_IN_FULL, _STATS = Kept(), Kept(in_full=False)
+
+
+class Keeping:
+    """Sees every boundary of one rank in order; used by its writer thread."""
+
+    def __init__(self, promise: Promise) -> None:
+        """Raise ValueError for levels that are none."""
+        self._levels = Levels(promise)
+        self._sketcher = Sketcher() if Levels.sketches(promise) else None
+
+    def know(self, meshes: Mapping[str, Mesh]) -> None:
+        """Take note of the meshes that shards refer to."""
+        if self._sketcher is not None:
+            self._sketcher.know(meshes)
+
+    def decide(self, boundary: Boundary, data: Bytes, digest: str) -> Kept:
+        """Return what to keep; what should have a sketch and can have none is kept in full."""
+        level = self._levels.of(boundary)
+        if self._sketcher is None:
+            return _IN_FULL if level.keeps == "full" else _STATS
+        self._sketcher.see(boundary, data)
+        if level.keeps != "sketch":
+            return _IN_FULL if level.keeps == "full" else _STATS
+        found = self._sketcher.sketch(boundary, data, digest, level.size)
+        if found is None:
+            return _IN_FULL
+        return Kept(False, None, found) if isinstance(found, int) else Kept(False, found, None)
