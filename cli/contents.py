@@ -11,7 +11,8 @@ from msgspec import Struct
 from tensortrace.tracer.codec_dtypes import size_bytes
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
-from tensortrace.tracer.types import INIT_STEP, Drops, Entry, Environment, Kind, Promise
+from tensortrace.tracer.reader_window import first_kept
+from tensortrace.tracer.types import INIT_STEP, Drops, Entry, Environment, Kind, Promise, Window
 
 SCHEMA = "tensortrace.show/1"
 
@@ -52,6 +53,7 @@ class RankRow(Shown, frozen=True):
     sizes: Sizes
     ended: str | None
     drops: Drops
+    window: Window | None = None
 
 
 class Absent(Shown, frozen=True):
@@ -93,7 +95,7 @@ class Contents(Shown, frozen=True, kw_only=True):
 def contents_of(trace: Trace) -> Contents:
     """Sum up an open trace, from its indexes alone: no tensor is read."""
     entries = [(rank, entry) for rank in trace.ranks for entry in rank.entries]
-    steps = {entry.step for _, entry in entries}
+    steps = {entry.step for rank, entry in entries if entry.step >= first_kept(rank.manifest)}
     manifests = [rank.manifest for rank in trace.ranks if rank.manifest]
     return Contents(
         path=str(trace.path),
@@ -140,11 +142,12 @@ def _rank_row(rank: RankTrace) -> RankRow:
         attempt=rank.attempt,
         host=manifest.host if manifest else None,
         device=manifest.device if manifest else None,
-        steps=len({entry.step for entry in rank.entries} - {INIT_STEP}),
+        steps=len({e.step for e in rank.entries if e.step >= first_kept(manifest)} - {INIT_STEP}),
         microbatches=_microbatches(rank.entries),
         sizes=sizes_of(rank.entries),
         ended=manifest.ended if manifest else None,
         drops=manifest.drops if manifest else Drops(),
+        window=manifest.window if manifest else None,
     )
 
 

@@ -35,6 +35,18 @@ from tensortrace.tracer.options import parse_start, resolve
     "fits holds. --level sketch --level param@0-10=full",
 )  # fmt: skip
 @click.option(
+    "--keep-last", type=int, default=0, metavar="N",
+    help="Keep only the last N steps on disk; the others are removed as the run goes on.",
+)  # fmt: skip
+@click.option(
+    "--trigger", default="", metavar="T,…",
+    help="With --keep-last: end the recording, and keep the steps up to it, on nonfinite (a number stopped "
+    "being finite), loss-spike[:K] or SIGUSR1. Training goes on.",
+)  # fmt: skip
+@click.option(
+    "--after", type=int, metavar="M", help="With --trigger: steps to record after it; default 0."
+)  # fmt: skip
+@click.option(
     "--buffer", default="1GiB", metavar="SIZE", help="Host memory per rank for what awaits writing."
 )
 @click.option(
@@ -88,8 +100,9 @@ from tensortrace.tracer.options import parse_start, resolve
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     output: Path, force: bool, steps: str, kinds: str, include: tuple[str, ...],
-    exclude: tuple[str, ...], zoom: tuple[str, ...], zoom_steps: str, level: tuple[str, ...], buffer: str,
-    on_pressure: str, max_bytes: str | None, min_free: str,
+    exclude: tuple[str, ...], zoom: tuple[str, ...], zoom_steps: str, level: tuple[str, ...],
+    keep_last: int, trigger: str, after: int | None, buffer: str, on_pressure: str,
+    max_bytes: str | None, min_free: str,
     hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool, eager: bool,
     init_from: Path | None, consistent_init: int | None, consistent_dropout: int | None,
     eager_attention: bool, pad_id: int | None, adversarial: bool, command: tuple[str, ...],
@@ -102,7 +115,8 @@ def command(
     """
     settings = resolve(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude,
-        zoom=zoom, zoom_steps=zoom_steps, level=level, buffer=buffer,
+        zoom=zoom, zoom_steps=zoom_steps, level=level,
+        keep_last=keep_last, trigger=trigger, after=after, buffer=buffer,
         on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
         compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
         eager=eager, layout=layout,

@@ -24,7 +24,7 @@ from tensortrace.diff.unused import without_unused
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.selection import Selection
-from tensortrace.tracer.types import COMPILED, INIT_STEP, ROOT, Entry, Kind
+from tensortrace.tracer.types import COMPILED, INIT_STEP, ROOT, Entry, Kind, Window
 
 ROW_KINDS = SAMPLE_KINDS
 """Kinds that belong to one forward and backward pass over some rows of the batch."""
@@ -290,7 +290,11 @@ class Catalog:
     def promised(self, kind: Kind, name: str, step: int) -> bool:
         """Tell whether the recording selected such a boundary; true where nothing is known of it."""
         manifest = next((r.manifest for r in self.trace.ranks if r.manifest), None)
-        return manifest is None or Selection(manifest.promise).wants(kind, name, step=step)
+        if manifest is None:
+            return True
+        window = manifest.window or Window()
+        kept = window.first <= step and (window.last is None or step <= window.last)
+        return kept and Selection(manifest.promise).wants(kind, name, step=step)
 
     def view(self, step: int) -> StepView:
         """Return one step's boundaries as logical tensors; empty where the step was not recorded."""

@@ -229,6 +229,8 @@ def _execute(
             return ["stopped at init: the runs do not start from the same state"]
         if any(NO_LAYOUT in reason for _, reason in execution.not_comparable):
             return [f"stopped at init: ranks hold parts of tensors and {NO_LAYOUT}"]
+    first = alignment.steps[0]
+    state_a, state_b = _just_before(a, first, state_a), _just_before(b, first - offset, state_b)
     for number, step in enumerate(alignment.steps):
         view_a, view_b = only_weighing(a.view(step), b.view(step - offset))
         if not (a.cut_at(step) or b.cut_at(step - offset) or a.lossy or b.lossy):
@@ -303,6 +305,11 @@ def _with_unmoved(view: StepView, before: StepView) -> StepView:
             ranks = {rank for item in moved for rank in item.ranks}
             items[slot] = moved + tuple(i for i in before.items.get(slot, ()) if ranks.isdisjoint(i.ranks))
     return replace(view, items=items)
+
+
+def _just_before(catalog: Catalog, step: int, state: StepView) -> StepView:
+    """Return what a run recorded of the step before the first common one, where the other begins there."""
+    return catalog.view(step - 1) if step - 1 in catalog.steps else state
 
 
 def _carried(before: StepView, view: StepView) -> StepView:

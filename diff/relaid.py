@@ -10,6 +10,7 @@ import xxhash
 from msgspec.structs import replace
 
 from tensortrace.diff.stated import states, with_stated
+from tensortrace.diff.windows import windowed
 from tensortrace.tracer import layout as files
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
@@ -37,8 +38,9 @@ def laid_out(trace: Trace, path: Path | None) -> tuple[Trace, tuple[str, ...]]:
     stored = trace.path / files.LAYOUT
     path = path or (stored if stored.is_file() else None)
     layout = None if path is None else RunLayout.load(path)
-    said, notes = with_stated(trace, layout)
-    return said if layout is None else relaid(said, layout), notes
+    kept, of_window = windowed(trace)
+    said, notes = with_stated(kept, layout)
+    return said if layout is None else relaid(said, layout), (*of_window, *notes)
 
 
 def relaid(trace: Trace, layout: RunLayout) -> Trace:

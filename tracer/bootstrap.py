@@ -18,6 +18,8 @@ from tensortrace.tracer import hooks
 from tensortrace.tracer.dry_run import Tally
 from tensortrace.tracer.environment import rank_environment
 from tensortrace.tracer.faults import with_fault
+from tensortrace.tracer.flight import FlightStore
+from tensortrace.tracer.flight_signal import SIGNAL, Listener
 from tensortrace.tracer.notices import describe, say
 from tensortrace.tracer.recorder import Identity, RankStore, Recorder, Surroundings
 from tensortrace.tracer.settings import FAULT_VARIABLE, VARIABLE, Settings, Start, decode
@@ -71,6 +73,7 @@ class Guest:
         )
         self._hooks: hooks.Hooks | None = None
         self._leave = os._exit
+        self._listener: Listener | None = None
 
     def move_in(self) -> None:
         """Patch torch, and see to it that the recording ends before the process does."""
@@ -102,6 +105,8 @@ class Guest:
             self._hooks.remove()
         if self._settings.eager:
             set_stance("default")
+        if self._listener is not None:
+            self._listener.remove()
         atexit.unregister(self._end)
         if getattr(os._exit, "__wrapped__", None) is self._leave:
             _set_exit(self._leave)
@@ -118,11 +123,21 @@ class Guest:
     def _open_store(self, root: Path, identity: Identity) -> RankStore:
         if self._settings.dry_run:
             return Tally()
+        promise = self._settings.promise
         writer = RankWriter(
-            root, identity.rank, attempt=identity.attempt, compress=self._settings.compress,
-            promise=self._settings.promise,
-        )  # fmt: skip
-        return with_fault(writer, self._fault)
+            root, identity.rank, attempt=identity.attempt, compress=self._settings.compress, promise=promise
+        )
+        if not promise.keep_last:
+            return with_fault(writer, self._fault)
+        why_not = None
+        if SIGNAL in promise.triggers:
+            self._listener = Listener(lambda: self._recorder.step)
+            why_not = self._listener.install()
+        store = FlightStore(
+            writer, promise, rank=identity.rank, listener=self._listener, on_end=self._recorder.finish
+        )
+        store.note(why_not)
+        return with_fault(store, self._fault)
 
     def _end(self, ended: str | None = None) -> None:
         """Write what is pending and close; ``ended`` is None while the process is ending. Never raises.

@@ -37,6 +37,9 @@ def record(
     eager: bool = False,
     layout: str | os.PathLike[str] | None = None,
     start: Start | None = None,
+    keep_last: int = 0,
+    trigger: str = "",
+    after: int | None = None,
 ) -> Iterator[None]:
     """Record what the body trains into the trace ``output``, which must not hold one yet.
 
@@ -57,7 +60,7 @@ def record(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude, zoom=zoom,
         zoom_steps=zoom_steps, level=level, buffer=buffer,
         on_pressure=on_pressure, max_bytes=max_bytes, min_free=min_free, compress=compress, strict=strict,
-        eager=eager, layout=layout, start=start,
+        eager=eager, layout=layout, start=start, keep_last=keep_last, trigger=trigger, after=after,
     )  # fmt: skip
     if bootstrap.Guest.present is not None:
         raise BadRequest(

@@ -18,6 +18,7 @@ import msgspec
 from tensortrace.tracer import layout
 from tensortrace.tracer.environment import launch_environment
 from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.launch_signal import signal_ranks
 from tensortrace.tracer.manifest import finish_manifest, write_manifest_new
 from tensortrace.tracer.masking import mask_arguments
 from tensortrace.tracer.progress import RankProgress, look
@@ -74,7 +75,15 @@ def run(
     if manifest is not None and described is not None:
         settings = msgspec.structs.replace(settings, layout=str(root / layout.LAYOUT))
     try:
-        exit_code = _execute(command, child_environ(settings, environ), lambda: observe(look(root)))
+        instead: dict[int, Callable[[], None]] = {}
+        if "SIGUSR1" in settings.promise.triggers:
+            instead[signal.SIGUSR1] = lambda: signal_ranks(root)
+        exit_code = _execute(
+            command,
+            child_environ(settings, environ),
+            lambda: observe(look(root)),
+            instead,
+        )
     except OSError as error:
         if manifest is not None:
             _abandon(root)
@@ -196,14 +205,22 @@ def finish_trace(root: Path, manifest: Manifest, exit_code: int, ranks: tuple[Ra
         return
 
 
-def _execute(command: Sequence[str], environ: Mapping[str, str], look_in: Callable[[], None]) -> int:
+def _execute(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    look_in: Callable[[], None],
+    instead: Mapping[int, Callable[[], None]],
+) -> int:
+    """Run a command and return its exit code; ``instead`` of forwarding some signals, call a function."""
     child: subprocess.Popen[bytes] | None = None
     waiting: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         if number in _FROM_TERMINAL and _in_foreground():
             return  # the terminal has sent it to the whole process group already
-        if child is None:
+        if number in instead:
+            instead[number]()
+        elif child is None:
             waiting.append(number)
         elif child.poll() is None:
             child.send_signal(number)

@@ -16,7 +16,10 @@ WITH_OPERATIONS = 2
 WITH_LEVELS = 3
 """What a trace states of which not everything is promised in full."""
 
-NEWEST = WITH_LEVELS
+WITH_LEFT_OUT = 4
+"""What a trace states that dropped steps on purpose, or left bytes of copies to another rank."""
+
+NEWEST = WITH_LEFT_OUT
 """The newest version that this reader knows."""
 
 MANIFEST = "trace.json"
@@ -46,6 +49,8 @@ def segment_name(number: int) -> str:
 
 def version_of(promise: Promise) -> int:
     """Return the format version of a trace that keeps this promise: the least that describes it."""
+    if promise.keep_last:
+        return WITH_LEFT_OUT
     if promise.level != "full" or promise.levels:
         return WITH_LEVELS
     return WITH_OPERATIONS if promise.zoom else FORMAT_VERSION

@@ -7,7 +7,9 @@ import math
 import re
 
 from tensortrace.tracer.codec_dtypes import DTYPES, size_bytes
-from tensortrace.tracer.types import Blob, Entry, Manifest, Mesh, Promise, RankManifest, Shard, Sketch
+from tensortrace.tracer.types import (
+    Blob, Entry, Manifest, Mesh, Promise, RankManifest, Shard, Sketch, Window,
+)  # fmt: skip
 
 MAX_NAME = 4096
 """Characters in a name or slot."""
@@ -19,7 +21,7 @@ MAX_NUMBER = 1 << 48
 """Events, steps, calls, dimensions, offsets and byte counts stay below this."""
 
 MAX_RANK = 10_000_000
-MAX_SEGMENTS = 1_000_000
+MAX_SEGMENTS = 1_000_000_000
 MAX_AXES = 32
 MAX_SKETCH = 32
 _MAX_WORD = 64
@@ -129,6 +131,18 @@ def check_rank_manifest(manifest: RankManifest) -> None:
     _check_promise(manifest.promise)
     for key, mesh in manifest.meshes.items():
         _check_mesh(f"meshes.{key[:_MAX_WORD]}", mesh)
+    if manifest.window is not None:
+        _check_window(manifest.window)
+
+
+def _check_window(window: Window) -> None:
+    _number("window.first", window.first, least=-1)
+    _number("window.last", window.last or 0, least=-1)
+    if (found := window.triggered) is not None:
+        _number("window.triggered.step", found.step, least=-1)
+        _number("window.triggered.event", found.event or 0)
+        _number("window.triggered.microbatch", found.microbatch or 0)
+        _require(0 <= found.at < MAX_NUMBER, "window.triggered.at", found.at)
 
 
 def check_manifest(manifest: Manifest) -> None:

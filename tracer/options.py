@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.options_flight import parse_flight
 from tensortrace.tracer.selection import parse_promise
 from tensortrace.tracer.settings import Compress, Pressure, Settings, Start, parse_size
 from tensortrace.tracer.types import Promise
@@ -34,6 +35,9 @@ def resolve(
     eager: bool = False,
     layout: str | os.PathLike[str] | None = None,
     start: Start | None = None,
+    keep_last: int = 0,
+    trigger: str = "",
+    after: int | None = None,
 ) -> Settings:
     """Return the settings that these options of ``trace record`` mean; raise BadRequest naming a bad one.
 
@@ -51,7 +55,13 @@ def resolve(
     )  # fmt: skip
     return Settings(
         root=str(Path(output).absolute()),
-        promise=_with_levels(promise, tuple(level)),
+        promise=parse_flight(
+            _with_levels(promise, tuple(level)),
+            keep_last=keep_last,
+            trigger=trigger,
+            after=after,
+            max_bytes=max_bytes,
+        ),
         buffer_bytes=buffer_bytes,
         on_pressure=on_pressure,
         max_bytes=None if max_bytes is None else parse_size(max_bytes, option="--max-bytes"),

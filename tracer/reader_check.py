@@ -17,6 +17,7 @@ from tensortrace.tracer.manifest_safetensors import MAX_HEADER_BYTES, TensorItem
 from tensortrace.tracer.reader_index import segment_numbers
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.reader_segment import SegmentFile, find_segment, open_segment, records
+from tensortrace.tracer.reader_window import first_kept
 from tensortrace.tracer.types import Entry
 
 
@@ -67,11 +68,14 @@ def _check_segment(path: Path, number: int, rank: RankTrace) -> Iterator[str]:
         yield str(error)
         return
     known = {entry.event: entry for entry in rank.entries}
+    first = first_kept(rank.manifest)
     used = any(entry.blob and entry.blob.segment == number for entry in rank.entries)
-    if not used and not any(entry.event in known for entry in found):
+    dropped = bool(found) and all(entry.step < first for entry in found)
+    if not used and not dropped and not any(entry.event in known for entry in found):
         yield f"{path}: no entry refers to this segment"
     for entry in found:
-        if not _same(entry, known.get(entry.event)):
+        kept = entry.step >= first or entry.event in known
+        if kept and not _same(entry, known.get(entry.event)):
             yield f"{path}: the record of event {entry.event} is not in the index, or differs from it"
 
 

@@ -20,7 +20,7 @@ from tensortrace.tracer.types import Entry, Shard, Sketch
 
 OnDamage = Literal["refuse", "salvage"]
 
-_SEGMENT = re.compile(r"seg([0-9]{6})\.safetensors\.zst(?:\.part)?")
+_SEGMENT = re.compile(r"seg([0-9]{6}|[1-9][0-9]{6,8})\.safetensors\.zst(?:\.part)?")
 _SEARCH_BYTES = 1 << 20
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +21,7 @@ from tensortrace.tracer.manifest import read_rank_manifest
 from tensortrace.tracer.reader_index import OnDamage, load, segment_numbers
 from tensortrace.tracer.reader_ranges import RangeReader
 from tensortrace.tracer.reader_segment import find_segment, read_blob
+from tensortrace.tracer.reader_window import kept_of
 from tensortrace.tracer.types import Blob, Entry, RankManifest
 
 
@@ -65,7 +67,11 @@ class RankTrace:
             manifest = None
         loaded = load(folder, manifest.ignorable if manifest else (), on_damage)
         problems += loaded.problems
-        return cls(folder, rank, attempt, manifest, tuple(loaded.entries), tuple(problems), limit_bytes)
+        kept = kept_of(loaded.entries, manifest.window if manifest else None)
+        if manifest is not None and (hidden := len(loaded.entries) - len(kept)):
+            count = max(manifest.boundaries - hidden, 0)
+            manifest = msgspec.structs.replace(manifest, boundaries=count)
+        return cls(folder, rank, attempt, manifest, tuple(kept), tuple(problems), limit_bytes)
 
     def stored(self, entry: Entry) -> bool:
         """Tell whether the entry's bytes are there: kept, and not cut off."""

@@ -114,6 +114,11 @@ class Recorder:
         """Tell whether files are open in this process, so that there is something to finish."""
         return self._pid == os.getpid() and self._ended is None
 
+    @property
+    def step(self) -> int:
+        """The step in which the program is; INIT_STEP before the first."""
+        return self._steps - 1
+
     def wants(self, kind: Kind, name: str, *, step: int) -> bool:
         """Tell whether this boundary is recorded, so that hooks can skip work.
 
@@ -191,6 +196,10 @@ class Recorder:
                 self._say_why(where, error)
         if self._settings.strict and not self._on_writer_thread():
             raise error
+
+    def finish(self) -> None:
+        """End the recording while the program goes on: all that was wanted is there. On any thread."""
+        self._end("finished")
 
     def close(self, ended: str) -> None:
         """End the recording and wait until all is written; for the end of the program, may be repeated.

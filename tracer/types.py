@@ -256,6 +256,8 @@ class Promise(Record, frozen=True):
     ``exclude`` are globs on canonical names. ``zoom`` are globs on the modules whose operations are recorded,
     in the steps ``zoom_steps``. ``level`` is how much is kept of a tensor: ``full``, ``sketch`` (of another
     size than 16x16: ``sketch:8x8``) or ``stats``; of ``levels`` that fit a boundary the last holds instead.
+    Where ``keep_last`` is not 0, so many steps are kept: the last ones, or those up to what set off one of
+    ``triggers`` and ``after`` further ones; ``RankManifest.window`` says which.
     """
 
     steps: tuple[tuple[int, int], ...] = ()
@@ -266,6 +268,40 @@ class Promise(Record, frozen=True):
     levels: tuple[LevelRule, ...] = ()
     zoom: tuple[str, ...] = ()
     zoom_steps: tuple[tuple[int, int], ...] = ()
+    keep_last: int = 0
+    after: int = 0
+    triggers: tuple[str, ...] = ()
+
+
+class Triggered(Record, frozen=True, kw_only=True):
+    """What ended a recording that keeps the last steps: which trigger, where and when.
+
+    ``at`` is seconds since the epoch. ``event`` and ``key`` fields are those of the boundary that set it off;
+    a signal has none. ``text`` says what was found.
+    """
+
+    trigger: str
+    step: int
+    at: float
+    text: str = ""
+    event: int | None = None
+    microbatch: int | None = None
+    kind: Kind | None = None
+    name: str | None = None
+    slot: str | None = None
+
+
+class Window(Record, frozen=True):
+    """Which steps a rank kept of those that it recorded (``Promise.keep_last``).
+
+    Those before ``first`` were dropped on purpose (INIT_STEP: none was); ``last`` is set once a trigger has
+    ended the recording after that step. ``notes`` say which trigger could not work, and why.
+    """
+
+    first: int = INIT_STEP
+    last: int | None = None
+    triggered: Triggered | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Environment(Record, frozen=True):
@@ -292,7 +328,7 @@ class RankManifest(Record, frozen=True, kw_only=True):
 
     ``absent`` maps a kind to the reason why this run has no such rung ("one rank, no reduction").
     ``ended`` is one of ``finished``, ``failed: REASON`` (the recorder stood down; training went on),
-    ``exception: TYPE`` (the program raised).
+    ``exception: TYPE`` (the program raised). ``window`` is there where not all recorded steps are kept.
     """
 
     format: int
@@ -311,6 +347,7 @@ class RankManifest(Record, frozen=True, kw_only=True):
     environment: Environment = Environment()
     ended: str | None = None
     ignorable: tuple[str, ...] = ()
+    window: Window | None = None
 
 
 class Manifest(Record, frozen=True, kw_only=True):

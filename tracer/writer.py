@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -28,6 +28,14 @@ _MAX_SHARDS = 1 << 16
 _IN_FULL = Promise()
 
 Payload = bytes | bytearray | memoryview | NDArray[np.uint8]
+
+
+class Mark(NamedTuple):
+    """A place between two boundaries: what was written before it, dropped or not."""
+
+    index_bytes: int
+    segments: int
+    boundaries: int
 
 
 class RankWriter:
@@ -56,6 +64,7 @@ class RankWriter:
         self._shards: dict[Shard, int] = {}
         self._segments = 0
         self._segment: SegmentWriter | None = None
+        self._dropped = self._disowned = Mark(0, 0, 0)
         self.folder.mkdir(parents=True)
         self._index = GrowingFile(self.folder / layout.INDEX)
         self._open_segment()
@@ -135,6 +144,35 @@ class RankWriter:
         """Seal the open segment if it is large enough to stand alone; call after a step's last boundary."""
         if self._segment is not None and self._segment.size >= SEAL_AT_STEP_BYTES:
             self._seal()
+
+    def cut(self) -> Mark:
+        """Seal the open segment and forget what was stored, so that nothing later refers to it."""
+        self._seal()
+        self._seen.clear()
+        self._shards.clear()
+        gone = self._dropped
+        return Mark(
+            gone.index_bytes + self._index.size, self._segments, self._disowned.boundaries + self.boundaries
+        )
+
+    def disown(self, mark: Mark) -> None:
+        """Count what lies before a mark, at which the writer was cut, as gone; ``drop`` removes it.
+
+        Between the two goes the manifest that says so: what is read after a kill is then never less than
+        what it promises.
+        """
+        self.boundaries -= mark.boundaries - self._disowned.boundaries
+        self._disowned = mark
+
+    def drop(self) -> None:
+        """Remove index lines and segments that were disowned. Raises OSError."""
+        gone, mark = self._dropped, self._disowned
+        if mark == gone:
+            return
+        self._index.drop_front(mark.index_bytes - gone.index_bytes)
+        self._dropped = mark
+        for number in range(gone.segments, mark.segments):
+            (self.folder / layout.segment_name(number)).unlink(missing_ok=True)
 
     def write_manifest(self, manifest: RankManifest) -> None:
         """Write ``rank.json`` atomically, with the number of boundaries finished so far."""

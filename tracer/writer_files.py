@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tensortrace.tracer import layout
 
+_COPY_BYTES = 1 << 20
+
 
 class GrowingFile:
     """A new file ``PATH.part``; ``finish`` gives it its final name. Used by one thread.
@@ -17,7 +19,7 @@ class GrowingFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._part = path.with_name(path.name + layout.PART)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(self._part, flags, 0o644)
         self.size = 0
 
@@ -43,6 +45,22 @@ class GrowingFile:
         """Cut the file back to an earlier size."""
         os.ftruncate(self._descriptor, size)
         self.size = size
+
+    def drop_front(self, size: int) -> None:
+        """Remove the first bytes: the others are copied, and the copy takes the file's place at once."""
+        copy = self._part.with_name(self._part.name + layout.PART)
+        descriptor = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            for offset in range(size, self.size, _COPY_BYTES):
+                part = os.pread(self._descriptor, min(_COPY_BYTES, self.size - offset), offset)
+                _write_all(descriptor, part, offset - size)
+            os.replace(copy, self._part)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self.size -= size
 
     def finish(self) -> None:
         """Close the file and give it its final name."""

@@ -34,7 +34,8 @@ class Live:
         now = time.monotonic()
         if (index_bytes := sum(rank.index_bytes for rank in ranks)) != self._index_bytes:
             self._index_bytes, self._moved_at, self._hang_shown = index_bytes, now, False
-        if ranks and not self._hang_shown and 0 < self._hang_after_s <= now - self._moved_at:
+        waiting = any(rank.ended is None for rank in ranks)  # else recording is over, and training goes on
+        if waiting and not self._hang_shown and 0 < self._hang_after_s <= now - self._moved_at:
             self._hang_shown = True
             self._print_hang(ranks, now - self._moved_at)
         if self._on_terminal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 _SMALL, _LARGE, _WHOLE = 1e-3, 1e4, 1e5
 
@@ -64,3 +65,11 @@ def ranks(numbers: Iterable[int]) -> str:
     """Return ranks in words: ``rank 0``, ``ranks 0-3, 7``, ``no rank``."""
     found = sorted(set(numbers))
     return f"{'rank' if len(found) == 1 else 'ranks'} {spans(found)}" if found else "no rank"
+
+
+def moment(seconds: float) -> str:
+    """Return a time in seconds since the epoch as a date, in UTC."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return "unknown time"

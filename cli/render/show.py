@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensortrace.cli.contents import Contents, RankRow, Run, Sizes
-from tensortrace.cli.render.numbers import counted, ranks, size, spans
+from tensortrace.cli.render import window
+from tensortrace.cli.render.numbers import counted, moment, ranks, size, spans
 from tensortrace.cli.render.page import Page
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.tensors import TensorRow
@@ -40,6 +40,8 @@ def summary(page: Page, contents: Contents) -> None:
     for rung in contents.absent:
         text = f" {safe(rung.kind, limit=20)}: {safe(rung.reason, limit=SHORT)} ({ranks(rung.ranks)})"
         page.line(("absent:", "bold"), text)
+    for title, text in window.lines(contents):
+        page.line((title, "bold"), f" {text}")
     page.line(("selected:", "bold"), f" {_promise(contents.promise)}")
     page.line(("environment:", "bold"), f" {_environment(contents.environment)}")
     for problem in contents.problems:
@@ -103,14 +105,7 @@ def _run(run: Run) -> str:
     command = safe(" ".join(run.command), limit=400) or "?"
     took = "had not ended" if run.seconds is None else f"took {run.seconds:.1f} s"
     code = "" if run.exit_code is None else f", exit code {run.exit_code}"
-    return f"{command} ({_time(run.started_at)}, {took}{code})"
-
-
-def _time(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return "unknown time"
+    return f"{command} ({moment(run.started_at)}, {took}{code})"
 
 
 def _ranks(page: Page, contents: Contents) -> None:

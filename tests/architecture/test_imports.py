@@ -25,7 +25,7 @@ LAYERS = """
   < tracer.staging | tracer.start | tracer.zoom
   < tracer.quota
   < tracer.recorder
-  < tracer.faults | tracer.dry_run
+  < tracer.faults | tracer.dry_run | tracer.flight
   < tracer.bootstrap | tracer.launch
   < tracer.in_process
   < diff

@@ -225,8 +225,8 @@ def rank_json(path: Path, **fields: object) -> Path:
 
 
 def test_a_newer_format_is_refused_before_its_other_keys_are_looked_at(tmp_path: Path) -> None:
-    path = rank_json(tmp_path / "rank.json", format=3, anything={"new": 1})
-    with pytest.raises(UnsupportedFormat, match=r"found format 3, expected at most 2; read it with a newer"):
+    path = rank_json(tmp_path / "rank.json", format=5, anything={"new": 1})
+    with pytest.raises(UnsupportedFormat, match=r"found format 5, expected at most 4; read it with a newer"):
         read_rank_manifest(path)
 
 
