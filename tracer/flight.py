@@ -68,7 +68,7 @@ class FlightStore:
         if self._open is None:
             self._open = _Step(boundary.step, self._writer.cut())
             self._steps.append(self._open)
-        elif self._open.update is None and _begins_update(boundary):
+        if self._open.update is None and _begins_update(boundary):
             self._open.update = self._writer.cut()
         self._open.step = max(self._open.step, boundary.step)
         entry = self._writer.append(boundary, payload)

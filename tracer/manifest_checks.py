@@ -8,7 +8,15 @@ import re
 
 from tensortrace.tracer.codec_dtypes import DTYPES, size_bytes
 from tensortrace.tracer.types import (
-    Blob, Entry, Manifest, Mesh, Promise, RankManifest, Shard, Sketch, Window,
+    Blob,
+    Entry,
+    Manifest,
+    Mesh,
+    Promise,
+    RankManifest,
+    Shard,
+    Sketch,
+    Window,
 )  # fmt: skip
 
 MAX_NAME = 4096

@@ -16,8 +16,10 @@ import numpy as np
 
 from tensortrace.tracer import writer as writer_module
 from tensortrace.tracer.codec_dtypes import DTYPES, dtype_of
-from tensortrace.tracer.types import Box, Kind, Mesh, Meta, Placement, Promise, Shard
-from tests.synthetic import Tensor, write_trace
+from tensortrace.tracer.flight import FlightStore
+from tensortrace.tracer.types import Box, Kind, Mesh, Meta, Placement, Promise, RankManifest, Shard
+from tensortrace.tracer.writer import RankWriter
+from tests.synthetic import Tensor, boundary_of, logical_bytes, write_trace
 
 MESHES = {"dp_tp": Mesh(("dp", "tp"), (1, 2), (0, 1))}
 
@@ -80,9 +82,28 @@ def operations() -> list[Tensor]:
     ]
 
 
+def last_steps(root: Path) -> None:
+    """Write what version 4 added: a rank that kept two steps up to a NaN in the third of four."""
+    promise = Promise(keep_last=2, triggers=("nonfinite",))
+    store = FlightStore(RankWriter(root, 0), promise, rank=0, listener=None, on_end=lambda: None)
+    for step in range(4):
+        weight = np.full((2, 3), np.nan if step == 2 else step, "f4")
+        for event, slot in enumerate(("model", "again")):
+            boundary = boundary_of(
+                2 * step + event, weight, step=step, microbatch=None, kind=Kind.PARAM, name="w", slot=slot
+            )
+            store.append(boundary, logical_bytes(weight, "float32"))
+        store.end_step()
+        store.write_manifest(RankManifest(format=4, rank=0, world_size=1, promise=promise, ended="finished"))
+    store.close()
+
+
 def main(root: Path) -> None:
     """Write the trace of a version: of 1 also one of two ranks as a killed rank leaves it."""
     writer_module.RESERVED_BYTES = 12 << 10
+    if root.name == "v4":
+        last_steps(root / "window")
+        return
     if root.name != "v1":
         promise = Promise(zoom=("blocks.1.attn",), zoom_steps=((0, 0),))
         write_trace(root / "finished", [operations()], promise=promise)

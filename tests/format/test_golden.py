@@ -85,3 +85,18 @@ def test_operations_are_as_when_they_were_written() -> None:
     assert made.meta.arguments == ("self=00000.mul.in.0 float32[2,3]", "other=0.125")
     assert (end.slot, end.local_shape, end.producers) == ("00001.return.none", (0,), (made.event,))
     np.testing.assert_array_equal(rank.read(made), rank.read(given) / 8)
+
+
+def test_a_window_is_as_when_it_was_written() -> None:
+    [rank] = Trace.open(GOLDEN.parent / "v4" / "window").ranks
+    assert rank.manifest is not None
+    window = rank.manifest.window
+    assert window is not None
+    assert window.triggered is not None
+    assert (rank.manifest.format, window.first, window.last) == (4, 1, 2)
+    assert (window.triggered.step, window.triggered.name, window.triggered.event) == (2, "w", 4)
+    assert [(entry.step, entry.slot) for entry in rank.entries] == [
+        (0, "model"), (0, "again"), (1, "model"), (1, "again"), (2, "model"), (2, "again"),
+    ]  # fmt: skip
+    np.testing.assert_array_equal(rank.read(rank.entries[3]), np.ones((2, 3)))
+    assert rank.problems == ()
