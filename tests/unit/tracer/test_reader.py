@@ -192,7 +192,7 @@ def test_what_is_no_trace_gives_one_clear_error(tmp_path: Path) -> None:
 def test_a_trace_of_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     root = write_trace(tmp_path / "t", [[({}, X)]])
     (root / "trace.json").write_text('{"format": 7}')
-    with pytest.raises(UnsupportedFormat, match=r"trace\.json.*format 7.*at most 2"):
+    with pytest.raises(UnsupportedFormat, match=r"trace\.json.*format 7.*at most 4"):
         Trace.open(root)
 
 
