@@ -45,6 +45,10 @@ class Sketcher:
         """Take note of the meshes that shards refer to."""
         self._meshes = meshes
 
+    def forget(self) -> None:
+        """Make the sketch of content that was seen before anew."""
+        self._made.clear()
+
     def see(self, boundary: Boundary, data: Bytes) -> None:
         """Take note of a boundary, whatever is kept of it: inputs tell the samples of what follows."""
         whole = True

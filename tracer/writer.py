@@ -150,6 +150,7 @@ class RankWriter:
         self._seal()
         self._seen.clear()
         self._shards.clear()
+        self._keeping.forget()
         gone = self._dropped
         return Mark(
             gone.index_bytes + self._index.size, self._segments, self._disowned.boundaries + self.boundaries

@@ -11,11 +11,13 @@ import pytest
 from tensortrace.tracer.flight import FlightStore
 from tensortrace.tracer.layout import version_of
 from tensortrace.tracer.reader import Trace, check
-from tensortrace.tracer.types import Kind, Placement, Promise, RankManifest, Shard
+from tensortrace.tracer.types import Kind, Mesh, Placement, Promise, RankManifest, Shard
 from tensortrace.tracer.writer import RankWriter
 from tests.synthetic import boundary_of
 
-SHARD = Shard(mesh="ddp", coordinate=(0,), placements=(Placement("replicate"),), global_shape=(4,))
+SIZE = 2048
+SHARD = Shard(mesh="ddp", coordinate=(0,), placements=(Placement("replicate"),), global_shape=(SIZE,))
+MESHES = {"ddp": Mesh(("dp",), (1,), (0,))}
 
 
 class Run:
@@ -25,7 +27,7 @@ class Run:
         self.root = root
         self.ended = False
         self.promise = Promise(**promise)  # type: ignore[arg-type]
-        self.writer = RankWriter(root, 0)
+        self.writer = RankWriter(root, 0, promise=self.promise)
         self.store = FlightStore(self.writer, self.promise, rank=0, listener=None, on_end=self._end)
         self.event = 0
 
@@ -33,13 +35,13 @@ class Run:
         self.ended = True
 
     def step(self, step: int, *, value: float = 1.0) -> None:
-        ones = np.ones(4, "<f4")
+        ones = np.ones(SIZE, "<f4")
         self.put(ones, step=step, shard=SHARD)
         self.put(ones, step=step, slot="in.0", shard=SHARD)
         self.put(
-            np.full(4, value, "<f4"), step=step, kind=Kind.PARAM, name="w", slot="model", microbatch=None
+            np.full(SIZE, value, "<f4"), step=step, kind=Kind.PARAM, name="w", slot="model", microbatch=None
         )
-        self.put(np.full(4, step, "<f4"), step=step, slot="out.9")
+        self.put(np.full(SIZE, step, "<f4"), step=step, slot="out.9")
         self.end_step()
 
     def put(self, array: np.ndarray, **fields: object) -> None:
@@ -49,7 +51,11 @@ class Run:
     def end_step(self, ended: str | None = None) -> None:
         self.store.end_step()
         version = version_of(self.promise)
-        self.store.write_manifest(RankManifest(format=version, rank=0, world_size=1, ended=ended))
+        self.store.write_manifest(
+            RankManifest(
+                format=version, rank=0, world_size=1, meshes=MESHES, promise=self.promise, ended=ended
+            )
+        )
 
     def close(self) -> None:
         self.end_step("finished")
@@ -64,7 +70,8 @@ def steps(root: Path) -> list[int]:
     """Return the steps kept; every tensor is read. Parameters of the step before are apart."""
     [rank] = Trace.open(root).ranks
     for entry in rank.entries:
-        rank.read(entry)
+        if rank.manifest and rank.manifest.promise.level == "full":
+            rank.read(entry)
     return sorted({entry.step for entry in rank.entries if entry.kind is not Kind.PARAM})
 
 
@@ -84,6 +91,19 @@ def test_the_last_steps_stay_and_nothing_refers_to_what_went(tmp_path: Path) -> 
     assert problems(tmp_path) == []
     shutil.move(tmp_path / "rank00000" / "index.jsonl", tmp_path / "gone")
     assert steps(tmp_path) == [4, 5], "the segments alone tell the same"
+
+
+def test_sketches_that_lines_refer_to_are_made_anew_in_each_step(tmp_path: Path) -> None:
+    run = Run(tmp_path, keep_last=2, level="sketch")
+    run.store.write_manifest(RankManifest(format=4, rank=0, world_size=1, meshes=MESHES))
+    for step in range(6):
+        run.step(step)
+    run.close()
+    [rank] = Trace.open(tmp_path).ranks
+    assert steps(tmp_path) == [4, 5]
+    assert len({entry.sketch for entry in rank.entries if entry.slot == "in.0"}) == 1
+    assert all(entry.sketch is not None for entry in rank.entries)
+    assert problems(tmp_path) == []
 
 
 def test_it_reads_whole_at_every_moment(tmp_path: Path) -> None:
