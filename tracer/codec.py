@@ -8,7 +8,7 @@ significant byte of every element, and so on.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -74,21 +74,30 @@ class Source(Protocol):
         """Return up to ``size`` bytes from ``offset``."""
 
 
+Parts = Sequence[bytes | memoryview]
+"""One frame, in pieces that follow each other."""
+
+
 class Encoder:
-    """Turns logical bytes into frames; one per thread, since compressors cannot be shared."""
+    """Turns logical bytes into frames; one per thread, since compressors cannot be shared.
+
+    No frame is put together here, and planes go through memory that is used again and again: fresh memory
+    for them would cost more page faults than all the rest takes.
+    """
 
     def __init__(self, compress: Compress = "auto") -> None:
         self._compress = compress
         parameters = zstandard.ZstdCompressionParameters.from_level(
             1,
             strategy=zstandard.STRATEGY_FAST,
-            hash_log=10,
+            hash_log=6,
             min_match=7,
             window_log=17,
             write_checksum=True,
             write_content_size=True,
         )
         self._compressor = zstandard.ZstdCompressor(compression_params=parameters)
+        self._plane = np.empty(0, np.uint8)
 
     def codec_of(self, dtype: str, size: int) -> Codec:
         """Return how a tensor of ``size`` logical bytes is held."""
@@ -99,24 +108,41 @@ class Encoder:
         big = size >= _PLANES_FROM * kind.itemsize
         return "planes" if wide and big and self._compress == "auto" else "raw"
 
-    def frames(self, codec: Codec, dtype: str, data: Bytes) -> Iterator[bytes]:
-        """Yield the frames of a tensor, in order; none for an empty tensor."""
-        itemsize = dtype_of(dtype).itemsize
-        if codec == "raw" or data.size == 0:
-            planes = [data] if data.size else []
-        elif data.size < _PLANES_FROM * itemsize:
-            planes = [np.ascontiguousarray(data.reshape(-1, itemsize).T).reshape(-1)]
-        else:
-            planes = [data[byte::itemsize] for byte in range(itemsize)]
-        for plane in planes:
-            for start in range(0, plane.size, FRAME_BYTES):
-                yield self.frame(np.ascontiguousarray(plane[start : start + FRAME_BYTES]))
+    def frames(self, codec: Codec, dtype: str, data: Bytes) -> Iterator[Parts]:
+        """Yield the frames of a tensor, in order; none for an empty tensor.
 
-    def frame(self, raw: Bytes) -> bytes:
+        The parts of a frame hold only until the next one is asked for.
+        """
+        itemsize = dtype_of(dtype).itemsize
+        if codec == "raw":
+            for start in range(0, data.size, FRAME_BYTES):
+                yield self.frame(data[start : start + FRAME_BYTES])
+        elif 0 < data.size < _PLANES_FROM * itemsize:
+            yield self.frame(np.ascontiguousarray(data.reshape(-1, itemsize).T).reshape(-1))
+        else:
+            for byte in range(itemsize):
+                for start in range(0, data.size, FRAME_BYTES * itemsize):
+                    part = data[start : start + FRAME_BYTES * itemsize]
+                    yield self.frame(self._plane_of(part, itemsize, byte))
+
+    def frame(self, raw: Bytes) -> Parts:
         """Return one frame of at most ``FRAME_BYTES`` raw bytes, with a content checksum."""
         if self._compress == "off" or raw.size < _COMPRESS_FROM or _incompressible(raw):
-            return stored_frame(raw.data)
-        return self._compressor.compress(raw.data)
+            return stored_parts(raw.data)
+        return (self._compressor.compress(raw.data),)
+
+    def _plane_of(self, data: Bytes, itemsize: int, byte: int) -> Bytes:
+        """Return one byte of each element, in memory that the next call overwrites."""
+        count = data.size // itemsize
+        if self._plane.size < count:
+            self._plane = np.empty(count, np.uint8)
+        plane = self._plane[:count]
+        if itemsize in (2, 4, 8):  # twice as fast as a copy in strides
+            words = data.view(f"<u{itemsize}")
+            np.right_shift(words, 8 * byte, out=plane, casting="unsafe", dtype=words.dtype)
+        else:
+            plane[:] = data[byte::itemsize]
+        return plane
 
 
 def _incompressible(raw: Bytes) -> bool:
@@ -131,6 +157,11 @@ def _incompressible(raw: Bytes) -> bool:
 
 def stored_frame(raw: memoryview | bytes) -> bytes:
     """Return a frame of raw blocks: a 9-byte header, 3 bytes a block and a checksum around the bytes."""
+    return b"".join(stored_parts(raw))
+
+
+def stored_parts(raw: memoryview | bytes) -> Parts:
+    """Return the same in parts that refer to the bytes."""
     view = memoryview(raw)
     parts: list[bytes | memoryview] = [struct.pack("<IBI", _FRAME_MAGIC, 0b1010_0100, len(view))]
     starts = range(0, max(len(view), 1), _BLOCK_BYTES)
@@ -139,7 +170,7 @@ def stored_frame(raw: memoryview | bytes) -> bytes:
         last = start == starts[-1]
         parts += [(len(block) << 3 | last).to_bytes(3, "little"), block]
     parts.append((xxhash.xxh64_intdigest(view) & 0xFFFFFFFF).to_bytes(4, "little"))
-    return b"".join(parts)
+    return parts
 
 
 def skippable_frame(magic: int, payload: bytes) -> bytes:

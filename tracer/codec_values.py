@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from tensortrace.tracer.codec_dtypes import Bytes, dtype_of, values
 from tensortrace.tracer.types import Stats
 
-_CHUNK_BYTES = 1 << 18
+_BLOCK = 16 << 10
+"""Elements that are looked at together: few enough for the cache, in float64 too."""
 
 
 def digest(dtype: str, shape: tuple[int, ...], data: Bytes) -> str:
@@ -30,13 +31,13 @@ def digest_of(dtype: str, shape: tuple[int, ...]) -> xxhash.xxh3_128:
 
 
 def statistics(dtype: str, data: Bytes) -> Stats:
-    """Return the statistics of a tensor over its finite elements, accumulated in float64 by chunks.
+    """Return the statistics of a tensor over its finite elements, accumulated in float64 by blocks.
 
     Booleans count as 0 and 1. A complex element is finite if both parts are, and has no minimum, maximum
     or mean. A statistic that float64 cannot represent is None.
     """
     total = _Running()
-    step = _CHUNK_BYTES - _CHUNK_BYTES % dtype_of(dtype).itemsize
+    step = _BLOCK * dtype_of(dtype).itemsize
     with np.errstate(all="ignore"):  # signalling NaNs, sums and squares that overflow
         for start in range(0, data.size, step):
             chunk = values(dtype, data[start : start + step])
@@ -56,16 +57,21 @@ class _Running:
         self.sum = 0.0
         self.l2 = 0.0
         self.ordered = True
+        self._wide = np.empty(_BLOCK, "f8")
 
     def add(self, chunk: NDArray[np.generic]) -> None:
-        """Take in a chunk of real numbers or booleans."""
-        wide = chunk.astype("f8")
-        if not math.isfinite(float(wide.sum())):
+        """Take in a chunk of at most ``_BLOCK`` real numbers or booleans."""
+        wide = self._wide[: chunk.size]
+        np.copyto(wide, chunk)
+        ends = chunk if chunk.dtype.kind == "f" and chunk.itemsize > 2 else wide  # the faster of the two
+        low, high = float(ends.min()), float(ends.max())
+        if not (math.isfinite(low) and math.isfinite(high)):
             wide = wide[self._count_nonfinite(np.isnan(wide), np.isinf(wide))]
+            if wide.size:
+                low, high = float(wide.min()), float(wide.max())
         self.finite += wide.size
         if wide.size:
-            self.low = min(self.low, float(wide.min()))
-            self.high = max(self.high, float(wide.max()))
+            self.low, self.high = min(self.low, low), max(self.high, high)
             self.sum += float(wide.sum())
             self.l2 = math.hypot(self.l2, _norm(wide))
 
@@ -101,15 +107,18 @@ class _Running:
 
 
 def _norm(wide: NDArray[np.float64]) -> float:
-    """Return the L2 norm; scaled where the squares would overflow or vanish."""
-    square = float(np.dot(wide, wide))
+    """Return the L2 norm; scaled where the squares would overflow or vanish.
+
+    Not by ``np.dot``: BLAS may hand it to threads of its own, which then spin on the cores that train.
+    """
+    square = float(np.square(wide).sum())
     if 1e-280 < square < math.inf:
         return math.sqrt(square)
     top = float(np.abs(wide).max(initial=0.0))
     if top == 0.0:
         return 0.0
     scaled = wide / top
-    return top * math.sqrt(float(np.dot(scaled, scaled)))
+    return top * math.sqrt(float(np.square(scaled).sum()))
 
 
 def _representable(number: float) -> float | None:

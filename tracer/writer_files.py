@@ -28,7 +28,7 @@ class GrowingFile:
         """Tell whether the file was closed, finished or not."""
         return self._descriptor < 0
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Write at the end; on failure nothing of ``data`` remains in the file."""
         try:
             _write_all(self._descriptor, data, self.size)
@@ -79,7 +79,7 @@ class GrowingFile:
             self._descriptor = -1
 
 
-def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tensortrace.tracer import layout
-from tensortrace.tracer.codec import FILLER_MAGIC, RECORD_MAGIC, skippable_frame
+from tensortrace.tracer.codec import FILLER_MAGIC, RECORD_MAGIC, Parts, skippable_frame
 from tensortrace.tracer.writer_files import GrowingFile
 from tensortrace.tracer.writer_header import Header
 
-_GATHER_BYTES = 1 << 20  # small frames are written together with their record, in one write
+_WRITE_BYTES = 512 << 10
+"""What goes into one write. The kernel takes pages for a write of megabytes in large pieces, for which it may
+have to move others: ten times the time."""
 
 
 class SegmentWriter:
@@ -25,7 +27,7 @@ class SegmentWriter:
         self.header = Header(rank, number, reserved_bytes)
         self._reserved = reserved_bytes
         self._file = GrowingFile(folder / layout.segment_name(number))
-        self._pending: list[bytes] = []
+        self._pending = memoryview(bytearray(_WRITE_BYTES))
         self._pending_bytes = 0
         try:
             self._file.append(skippable_frame(FILLER_MAGIC, bytes(reserved_bytes - 8)))
@@ -39,28 +41,35 @@ class SegmentWriter:
         """Bytes in the segment, those not written yet included: where the next frame will lie."""
         return self._file.size + self._pending_bytes
 
-    def put(self, frames: Iterable[bytes]) -> None:
-        """Append the frames of one tensor."""
+    def put(self, frames: Iterable[Parts]) -> None:
+        """Append the frames of one tensor; nothing of them is needed any more on return."""
         for frame in frames:
-            self._pending.append(frame)
-            self._pending_bytes += len(frame)
-            if self._pending_bytes >= _GATHER_BYTES:
-                self._flush()
+            for part in frame:
+                self._gather(memoryview(part))
 
     def commit(self, line: bytes) -> None:
         """Append a boundary's index line as its record; everything is written when this returns."""
-        self.put((skippable_frame(RECORD_MAGIC, line),))
+        self._gather(memoryview(skippable_frame(RECORD_MAGIC, line)))
         self._flush()
         self.boundaries += 1
 
     def rollback(self, size: int) -> None:
         """Forget what lies behind ``size``, which a failed write may have left."""
-        self._pending, self._pending_bytes = [], 0
+        self._pending_bytes = 0
         self._file.truncate(size)
 
+    def _gather(self, part: memoryview) -> None:
+        """Take in some bytes, and write what has been gathered up to each multiple of a write's size."""
+        while part:
+            room = _WRITE_BYTES - self.size % _WRITE_BYTES
+            taken, part = part[:room], part[room:]
+            self._pending[self._pending_bytes : self._pending_bytes + len(taken)] = taken
+            self._pending_bytes += len(taken)
+            if len(taken) == room:
+                self._flush()
+
     def _flush(self) -> None:
-        data = b"".join(self._pending)
-        self._pending, self._pending_bytes = [], 0
+        data, self._pending_bytes = self._pending[: self._pending_bytes], 0
         self._file.append(data)
 
     def seal(self) -> None:
