@@ -221,19 +221,19 @@ def main() -> None:
             program.step()
             after()
         _settle()
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        held = _peak_kib()
         all_took = Took()
         for _ in range(args.steps):
             took = Took()
             program.step()
             after()
             steps.append(took())
-    result = {
-        "steps": steps,
-        "all": all_took(),
-        "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }
-    json.dump(result | {"peak_before_kib": held}, sys.stdout)
+    result = {"steps": steps, "all": all_took(), "peak_kib": _peak_kib(), "peak_before_kib": held}
+    json.dump(result, sys.stdout)
+
+
+def _peak_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python benchmarks/record_overhead.py [--rounds 3] [--steps 8] [--only full,unselected] [--autocast]
 
-Each round runs every way in a process of its own, so that noise of the machine meets all of them; ratios are to
-the untraced run of the same round, and the medians over the rounds are printed. CPU time is user and system
-time of all threads until everything is written; ``thread`` is that of the training thread alone, beyond the
-untraced one's, as a share of the untraced step's wall time. Idle threads of torch sleep (OMP_WAIT_POLICY), else
-spinning ones would count as work. The program is in ``gpt.py``.
+Each round runs every way in a process of its own, so that noise of the machine meets all of them. Ratios are
+to the untraced run of the same round; their medians over the rounds are printed. CPU time is user and system
+time of all threads until everything is written. ``thread`` is the CPU time of the training thread beyond the
+untraced one's, as a share of the untraced step's wall time. Idle threads of torch sleep (OMP_WAIT_POLICY),
+else spinning ones would count as work. The program is in ``gpt.py``.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def main() -> None:
                 runs[way].append(run(way, args.steps, autocast=args.autocast, folder=Path(folder)))
     plain = runs["plain"]
     print(f"untraced: {median(r.step for r in plain):.3f} s a step, {median(r.cpu for r in plain):.3f} CPU-s")
-    print(
-        f"{'way':14s}{'step':>8s}{'wall, all':>12s}{'CPU, all':>12s}{'thread':>11s}{'MiB more':>10s}{'MiB disk':>10s}"
-    )
+    print("way               step   wall, all    CPU, all     thread  MiB more  MiB disk")
     for way in ways[1:]:
         print(line(way, runs[way], plain))
 
