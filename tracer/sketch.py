@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -34,12 +35,15 @@ FOLD = 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
-_MOST_ROWS, _MOST_COLUMNS, _PRODUCT, _CHUNK = 1024, 1024, 16384, 1 << 17
-"""Rows and columns taken at a time; elements of one product, and of all that one read gives.
+_PRODUCT, _ACROSS, _READ = 1 << 18, 1024, 1 << 20
+"""Multiplications of one product, columns of it, and elements that one read gives.
 
-A product of so many elements with 16 columns is computed by BLAS on the calling thread: beyond, it starts
-threads of its own, whose time would be the training's.
+BLAS computes a product of so many multiplications on the calling thread: beyond, it starts threads of its
+own, whose time would be the training's.
 """
+
+_HELD = 4096
+"""Signs of so many indices are held between tensors."""
 
 _SHORT = 256
 """Intervals shorter than this on average are taken element by element."""
@@ -72,39 +76,123 @@ def words(dim: int, indices: NDArray[np.integer]) -> Words:
         return _mix(indices.astype(np.uint64) * _GOLDEN + key)
 
 
-def sketch_product(read: Read, sides: Sequence[Side], size: tuple[int, int] = SIZE) -> Numbers:
-    """Return the sketch of a local tensor whose indices are all combinations of those per dimension.
+class Grid:
+    """The signs of a tensor of some logical dimensions, which make the sketches of all such tensors.
 
-    Elements that aren't finite count as 0. A tensor without dimensions is every number of its sketch.
+    It is of no use to several threads at once.
     """
-    if not sides:
-        return np.broadcast_to(_finite(read(0, 1)), size).copy()
-    leading, last = _Leading(sides[:-1]), sides[-1]
-    rows = math.prod(side.size for side in sides[:-1])
-    columns = _signs(last.words, size[1], shift=_SHIFT)
-    columns = np.pad(columns, ((0, last.size - len(columns)), (0, 0)))
-    return _of_finite(
-        read, lambda take: _add(take, [_Block(0, 0, rows, 0, last.size)], leading, columns, size)
-    )
+
+    def __init__(self, sides: Sequence[Side], size: tuple[int, int] = SIZE) -> None:
+        self.size = size
+        self._sides = tuple(sides)
+        self._leading = tuple(side.size for side in self._sides[:-1])
+        self._rows = math.prod(self._leading)
+        self._width = self._sides[-1].size if sides else 1
+
+    def product(self, read: Read) -> Numbers:
+        """Return the sketch of a local tensor whose indices are all combinations of those per dimension.
+
+        Elements that aren't finite count as 0. A tensor without dimensions is every number of its sketch.
+        """
+        if not self._sides:
+            return np.broadcast_to(_finite(read(0, 1)), self.size).copy()
+        blocks = [_Block(0, 0, self._rows, 0, self._width)]
+        return _of_finite(read, lambda take: self._add(take, blocks))
+
+    def flat(self, read: Read, intervals: Sequence[tuple[int, int]]) -> Numbers:
+        """Return the sketch of a local tensor of one dimension: these intervals of the flattened tensor.
+
+        Elements that aren't finite count as 0.
+        """
+        total = sum(stop - start for start, stop in intervals)
+        if not self._sides or not total:
+            return self.product(read) if total else np.zeros(self.size)
+        if total < _SHORT * len(intervals):
+            indices = np.concatenate([np.arange(start, stop) for start, stop in intervals])
+            return _of_finite(read, lambda take: self._scattered(take, indices))
+        blocks = list(_blocks(intervals, self._width))
+        return _of_finite(read, lambda take: self._add(take, blocks))
+
+    def _add(self, read: Read, blocks: Sequence[_Block]) -> Numbers:
+        total = np.zeros(self.size)
+        most = _PRODUCT // math.prod(self.size)
+        for block in blocks:
+            for piece in _pieces(block, most):
+                rows, width = piece.last - piece.first, piece.right - piece.left
+                values = read(piece.position, piece.position + rows * width).reshape(rows, width)
+                over = self._row_signs(slice(piece.first, piece.last))
+                total += over.T @ self._contracted(values, piece.left)
+        return total
+
+    def _contracted(self, values: NDArray[np.generic], left: int) -> Numbers:
+        """Return ``values @ C``, the columns being those from ``left`` on, in products for one thread."""
+        rows, width = values.shape
+        across = min(width, _ACROSS)
+        down = _PRODUCT // (across * self.size[1])
+        found, wide = np.empty((rows, self.size[1])), np.empty((min(down, rows), across))
+        for start in range(0, width, across):
+            columns = self._column_signs(slice(left + start, left + min(start + across, width)))
+            for top in range(0, rows, down):
+                part = values[top : top + down, start : start + across]
+                space = wide[: part.shape[0], : part.shape[1]]
+                np.copyto(space, part)
+                if start:
+                    found[top : top + down] += space @ columns
+                else:
+                    np.matmul(space, columns, out=found[top : top + down])
+        return found
+
+    def _scattered(self, read: Read, indices: NDArray[np.intp]) -> Numbers:
+        total = np.zeros(self.size)
+        most = _PRODUCT // math.prod(self.size)
+        for start in range(0, len(indices), most):
+            row, column = np.divmod(indices[start : start + most], self._width)
+            values = read(start, start + len(row)).astype("f8")
+            total += (self._row_signs(row) * values[:, None]).T @ self._column_signs(column)
+        return total
+
+    def _row_signs(self, at: slice | NDArray[np.intp]) -> Numbers:
+        """Return R's signs, [indices, K1], of flattened leading indices; 0 for padding."""
+        if self._rows <= _HELD:
+            return self._signs_held[0][at]
+        return self._make_rows(np.arange(at.start, at.stop) if isinstance(at, slice) else at)
+
+    def _column_signs(self, at: slice | NDArray[np.intp]) -> Numbers:
+        """Return C's signs, [indices, K2], of indices along the last dimension; 0 for padding."""
+        if self._width <= _HELD:
+            return self._signs_held[1][at]
+        return self._make_columns(np.arange(at.start, at.stop) if isinstance(at, slice) else at)
+
+    @cached_property
+    def _signs_held(self) -> tuple[Numbers, Numbers]:
+        """What is held of rows and columns: all, or none of too many."""
+        rows = self._make_rows(np.arange(self._rows if self._rows <= _HELD else 0))
+        return rows, self._make_columns(np.arange(self._width if self._width <= _HELD else 0))
+
+    def _make_rows(self, indices: NDArray[np.intp]) -> Numbers:
+        bits, real = np.zeros(len(indices), np.uint64), np.ones(len(indices), bool)
+        parts = np.unravel_index(indices, self._leading) if self._leading else ()
+        for side, index in zip(self._sides, parts, strict=False):
+            taken, inside = _words_at(side, index)
+            bits ^= taken
+            real &= inside
+        return _signs(bits, self.size[0], shift=0) * real[:, None]
+
+    def _make_columns(self, indices: NDArray[np.intp]) -> Numbers:
+        bits, real = _words_at(self._sides[-1], indices)
+        return _signs(bits, self.size[1], shift=_SHIFT) * real[:, None]
+
+
+def sketch_product(read: Read, sides: Sequence[Side], size: tuple[int, int] = SIZE) -> Numbers:
+    """Return the sketch of one local tensor, as ``Grid.product`` does."""
+    return Grid(sides, size).product(read)
 
 
 def sketch_flat(
     read: Read, sides: Sequence[Side], intervals: Sequence[tuple[int, int]], size: tuple[int, int] = SIZE
 ) -> Numbers:
-    """Return the sketch of a local tensor of one dimension: intervals of a flattened tensor of these sides.
-
-    Elements that aren't finite count as 0.
-    """
-    total = sum(stop - start for start, stop in intervals)
-    if not total:
-        return np.zeros(size)
-    if not sides:
-        return sketch_product(read, (), size)
-    leading, columns = _Leading(sides[:-1]), _signs(sides[-1].words, size[1], shift=_SHIFT)
-    if total < _SHORT * len(intervals):
-        return _of_finite(read, lambda take: _scattered(take, intervals, leading, columns, size))
-    blocks = list(_blocks(intervals, sides[-1].size))
-    return _of_finite(read, lambda take: _add(take, blocks, leading, columns, size))
+    """Return the sketch of one local tensor of one dimension, as ``Grid.flat`` does."""
+    return Grid(sides, size).flat(read, intervals)
 
 
 def whole_sides(shape: Sequence[int]) -> tuple[Side, ...]:
@@ -128,27 +216,12 @@ def _signs(bits: Words, count: int, *, shift: int) -> Numbers:
     return 1.0 - 2.0 * taken.astype("f8")
 
 
-class _Leading:
-    """The leading dimensions as one: each flattened index has the signs that are the product of its own."""
-
-    def __init__(self, sides: Sequence[Side]) -> None:
-        self._sides = sides
-        self._shape = tuple(side.size for side in sides)
-        self._padded = any(len(side.words) < side.size for side in sides)
-
-    def signs(self, indices: NDArray[np.intp], count: int) -> Numbers:
-        """Return R's signs, [indices, count]; 0 for padding."""
-        bits = np.zeros(len(indices), np.uint64)
-        real = np.ones(len(indices), bool)
-        parts = np.unravel_index(indices, self._shape) if self._shape else ()
-        for side, index in zip(self._sides, parts, strict=True):
-            if self._padded:
-                real &= index < len(side.words)
-                index = np.minimum(index, max(len(side.words) - 1, 0))
-            if len(side.words):
-                bits ^= side.words[index]
-        signs = _signs(bits, count, shift=0)
-        return signs * real[:, None] if self._padded else signs
+def _words_at(side: Side, indices: NDArray[np.intp]) -> tuple[Words, NDArray[np.bool_]]:
+    """Return the words of some indices, and which are no padding."""
+    inside = indices < len(side.words)
+    if inside.all():
+        return side.words[indices], inside
+    return np.where(inside, np.resize(side.words, side.size)[indices], np.uint64(0)), inside
 
 
 def _blocks(intervals: Sequence[tuple[int, int]], width: int) -> Iterator[_Block]:
@@ -166,50 +239,20 @@ def _blocks(intervals: Sequence[tuple[int, int]], width: int) -> Iterator[_Block
             start, position = start + taken, position + taken
 
 
-def _add(
-    read: Read, blocks: Sequence[_Block], leading: _Leading, columns: Numbers, size: tuple[int, int]
-) -> Numbers:
-    total = np.zeros(size)
-    for block in blocks:
-        width = block.right - block.left
-        step = max(1, min(_MOST_ROWS, _CHUNK // max(width, 1)))
-        buffer = np.empty((min(step, block.last - block.first), width))
-        for row in range(block.first, block.last, step):
-            count = min(step, block.last - row)
-            at = block.position + (row - block.first) * width
-            buffer[:count] = read(at, at + count * width).reshape(count, width)
-            over = leading.signs(np.arange(row, row + count), size[0])
-            total += over.T @ _contracted(buffer[:count], columns[block.left : block.right])
-    return total
-
-
-def _contracted(values: Numbers, columns: Numbers) -> Numbers:
-    """Return ``values @ columns``, in products that are small enough for one thread."""
-    count, width = values.shape
-    across = min(width, _MOST_COLUMNS)
-    down = max(1, _PRODUCT * SIZE[1] // (across * columns.shape[1])) if across else 1
-    found = np.zeros((count, columns.shape[1]))
-    for left in range(0, width, across or 1):
-        for top in range(0, count, down):
-            part = values[top : top + down, left : left + across]
-            found[top : top + down] += part @ columns[left : left + across]
-    return found
-
-
-def _scattered(
-    read: Read,
-    intervals: Sequence[tuple[int, int]],
-    leading: _Leading,
-    columns: Numbers,
-    size: tuple[int, int],
-) -> Numbers:
-    total = np.zeros(size)
-    indices = np.concatenate([np.arange(start, stop) for start, stop in intervals])
-    for start in range(0, len(indices), _MOST_ROWS):
-        row, column = np.divmod(indices[start : start + _MOST_ROWS], len(columns))
-        values = read(start, start + len(row)).astype("f8")
-        total += (leading.signs(row, size[0]) * values[:, None]).T @ columns[column]
-    return total
+def _pieces(block: _Block, most_rows: int) -> Iterator[_Block]:
+    """Yield parts of a block, each consecutive in the local tensor and small enough for one read."""
+    width = block.right - block.left
+    if width > _READ:
+        for row in range(block.first, block.last):
+            for left in range(0, width, _READ):
+                right = min(left + _READ, width)
+                position = block.position + (row - block.first) * width + left
+                yield _Block(position, row, row + 1, block.left + left, block.left + right)
+        return
+    step = max(1, min(most_rows, _READ // max(width, 1)))
+    for row in range(block.first, block.last if width else block.first, step):
+        position = block.position + (row - block.first) * width
+        yield _Block(position, row, min(row + step, block.last), block.left, block.right)
 
 
 def _of_finite(read: Read, sketch: Callable[[Read], Numbers]) -> Numbers:

@@ -12,11 +12,12 @@ import xxhash
 from tensortrace.tracer.codec_dtypes import Bytes, dtype_of, values
 from tensortrace.tracer.geometry import LayoutError, Region, full_region, region
 from tensortrace.tracer.identities import Follows, Identities
-from tensortrace.tracer.sketch import Numbers, Side, sketch_flat, sketch_product, whole_sides, words
+from tensortrace.tracer.sketch import Grid, Numbers, Side, whole_sides, words
 from tensortrace.tracer.sketch_record import encode_numbers
 from tensortrace.tracer.types import Boundary, Kind, Mesh, Shard, Sketch
 
-_REMEMBERED = 1 << 16
+_REMEMBERED, _GRIDS = 1 << 16, 24
+"""Sketches, and signs of places, that are remembered; signs may take 1 MiB each."""
 
 
 class _Place(NamedTuple):
@@ -38,6 +39,7 @@ class Sketcher:
     def __init__(self) -> None:
         self._meshes: Mapping[str, Mesh] = {}
         self._identities = Identities()
+        self._grids: dict[tuple[_Place, tuple[int, ...]], Grid] = {}
         self._made: dict[tuple[str, _Place], int] = {}
         self._regions = lru_cache(maxsize=4096)(self._region)
 
@@ -68,10 +70,11 @@ class Sketcher:
         if part is None:
             return None
         follows = None if part.flat else self._identities.follows(boundary, part.global_shape)
-        key = digest, _place(part, size, follows)
+        place = _place(part, size, follows)
+        key = digest, place
         if (event := self._made.get(key)) is not None:
             return event
-        numbers = _numbers(boundary, data, part, follows, size)
+        numbers = self._numbers(boundary, data, part, follows, place)
         if not np.isfinite(numbers).all():
             return None
         if len(self._made) >= _REMEMBERED:
@@ -79,6 +82,23 @@ class Sketcher:
         self._made[key] = boundary.event
         dim, positions = (None, None) if follows is None else (follows.dim, follows.positions)
         return encode_numbers(numbers, dtype=boundary.dtype, rows=dim, positions=positions)
+
+    def _numbers(
+        self, boundary: Boundary, data: Bytes, part: Region, follows: Follows | None, place: _Place
+    ) -> Numbers:
+        itemsize = dtype_of(boundary.dtype).itemsize
+
+        def read(start: int, stop: int) -> np.ndarray:
+            return values(boundary.dtype, data[start * itemsize : stop * itemsize])
+
+        key = place, boundary.local_shape
+        grid = self._grids.pop(key, None)
+        if grid is None:
+            grid = Grid(_sides(part, boundary.local_shape, follows), place.size)
+            if len(self._grids) >= _GRIDS:
+                del self._grids[next(iter(self._grids))]
+        self._grids[key] = grid  # now the latest
+        return grid.flat(read, part.dims[0]) if _is_flat(part, follows) else grid.product(read)
 
     def _region(self, shard: Shard | None, shape: tuple[int, ...]) -> Region | None:
         if shard is None:
@@ -97,23 +117,13 @@ def _place(part: Region, size: tuple[int, int], follows: Follows | None) -> _Pla
     return _Place(part, size, follows.dim, follows.positions, samples)
 
 
-def _numbers(
-    boundary: Boundary, data: Bytes, part: Region, follows: Follows | None, size: tuple[int, int]
-) -> Numbers:
-    itemsize = dtype_of(boundary.dtype).itemsize
-
-    def read(start: int, stop: int) -> np.ndarray:
-        return values(boundary.dtype, data[start * itemsize : stop * itemsize])
-
-    by_sample = follows is not None and follows.positions is not None
-    if part.flat or (len(part.dims) == 1 and (follows is None or by_sample)):
-        sides = whole_sides(part.global_shape) if follows is None else _sides_of_samples(follows)
-        return sketch_flat(read, sides, part.dims[0], size)
-    return sketch_product(read, _sides(part, boundary.local_shape, follows), size)
-
-
 def _sides(part: Region, local_shape: tuple[int, ...], follows: Follows | None) -> list[Side]:
-    """Return the logical dimensions of a local tensor, those of samples and their positions as one."""
+    """Return the logical dimensions of a local tensor, or of the whole one that it is intervals of.
+
+    In a product those of samples and their positions are one.
+    """
+    if _is_flat(part, follows):
+        return list(whole_sides(part.global_shape) if follows is None else _sides_of_samples(follows))
     if not part.size:  # of whatever shape without elements
         return [Side(words(0, np.arange(0)), 0)]
     sides: list[Side] = []
@@ -134,6 +144,12 @@ def _sides(part: Region, local_shape: tuple[int, ...], follows: Follows | None) 
     if len(sides) == 1:
         sides.append(Side(words(1, np.arange(1)), 1))
     return sides
+
+
+def _is_flat(part: Region, follows: Follows | None) -> bool:
+    """Tell whether a local tensor of one dimension is one of several logical ones, flattened."""
+    by_position = follows is not None and follows.positions is not None
+    return part.flat or (len(part.dims) == 1 and (follows is None or by_position))
 
 
 def _sides_of_samples(follows: Follows) -> tuple[Side, ...]:
