@@ -26,11 +26,16 @@ class Shown(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sizes(Shown, frozen=True):
-    """Boundaries and bytes: ``raw_bytes`` as the program held them, ``stored_bytes`` as files hold them."""
+    """Boundaries and bytes: ``raw_bytes`` as the program held them, ``stored_bytes`` as files hold them.
+
+    Of ``sketches`` boundaries a sketch was kept in place of bytes, of ``statistics`` nothing but those.
+    """
 
     boundaries: int
     raw_bytes: int
     stored_bytes: int
+    sketches: int = 0
+    statistics: int = 0
 
 
 class KindRow(Shown, frozen=True):
@@ -116,12 +121,15 @@ def contents_of(trace: Trace) -> Contents:
 
 def sizes_of(entries: Iterable[Entry]) -> Sizes:
     """Add up entries; bytes that an earlier entry already holds are stored once and count once."""
-    boundaries = raw = stored = 0
+    boundaries = raw = stored = sketches = statistics = 0
     for entry in entries:
         boundaries += 1
         raw += size_bytes(entry.dtype, entry.local_shape)
         stored += entry.blob.length if entry.blob else 0
-    return Sizes(boundaries, raw, stored)
+        bare = entry.blob is None and entry.same_as is None
+        sketches += bare and entry.sketch is not None
+        statistics += bare and entry.sketch is None
+    return Sizes(boundaries, raw, stored, sketches, statistics)
 
 
 def _kinds(entries: Iterable[Entry]) -> tuple[KindRow, ...]:

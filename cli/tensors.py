@@ -75,6 +75,7 @@ class TensorRow(Shown, frozen=True, kw_only=True):
     stored_bytes: int
     stored: bool
     same_as: int | None
+    sketch: str | None
     digest: str
     stats: Stats | None
     shard: Shard | None
@@ -138,6 +139,7 @@ class Found:
             stored_bytes=entry.blob.length if entry.blob else 0,
             stored=rank.stored(entry),
             same_as=entry.same_as,
+            sketch=None if entry.sketch is None else "{}x{}".format(*entry.sketch.size),
             digest=entry.digest,
             stats=entry.stats,
             shard=shard,

@@ -57,7 +57,7 @@ def write_trace(
     root.mkdir(parents=True, exist_ok=True)
     promise: Promise = rank_fields.get("promise", Promise())
     version = layout.version_of(promise)
-    manifest = Manifest(format=version, run_id="synthetic", command=command, started_at=0.0)
+    manifest = Manifest(format=version, run_id="synthetic", command=command, started_at=0.0, promise=promise)
     write_manifest_new(root / layout.MANIFEST, manifest)
     for rank, tensors in enumerate(all_ranks):
         writer = RankWriter(root, rank, promise=promise)

@@ -13,7 +13,7 @@ from tensortrace.cli.render.numbers import counted, moment, ranks, size, spans
 from tensortrace.cli.render.page import Page
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.tensors import TensorRow
-from tensortrace.tracer.types import INIT_STEP, Environment, Placement, Promise
+from tensortrace.tracer.types import INIT_STEP, Environment, LevelRule, Placement, Promise
 
 SENTENCE = 600
 SHORT = 160
@@ -127,6 +127,12 @@ def _kinds(page: Page, contents: Contents) -> None:
     if len(rows) > 1:
         rows.append(("total", "", *_sizes(contents.total)))
     page.table(["kind", "names", "boundaries", "raw", "stored"], rows, right="names,boundaries,raw,stored")
+    total = contents.total
+    if total.sketches or total.statistics:
+        page.line(
+            f"of {total.sketches:,} boundaries a sketch was kept in place of values, "
+            f"of {total.statistics:,} digest and statistics alone"
+        )
 
 
 def _sizes(sizes: Sizes) -> tuple[str, str, str]:
@@ -134,17 +140,26 @@ def _sizes(sizes: Sizes) -> tuple[str, str, str]:
 
 
 def _promise(promise: Promise) -> str:
-    parts = [f"level {safe(promise.level, limit=20)}"]
+    parts = [f"level {safe(promise.level, limit=20)}", *map(_rule, promise.levels)]
     if promise.steps:
-        ranges = (
-            ("init" if first == INIT_STEP else str(first)) + ("" if first == last else f"-{last}")
-            for first, last in promise.steps
-        )
-        parts.append("steps " + ", ".join(ranges))
+        parts.append(_steps(promise.steps))
     for title, texts in (("kinds", promise.kinds), ("names", promise.include), ("not", promise.exclude)):
         if texts:
             parts.append(f"{title} {safe(', '.join(texts), limit=SHORT)}")
     return "everything" if len(parts) == 1 and promise.level == "full" else "; ".join(parts)
+
+
+def _rule(rule: LevelRule) -> str:
+    scope = " ".join(part for part in (", ".join(rule.kinds), _steps(rule.steps)) if part)
+    return f"{safe(scope, limit=SHORT)} at level {safe(rule.level, limit=20)}"
+
+
+def _steps(ranges: Sequence[tuple[int, int]]) -> str:
+    shown = (
+        ("init" if first == INIT_STEP else str(first)) + ("" if first == last else f"-{last}")
+        for first, last in ranges
+    )
+    return "steps " + ", ".join(shown) if ranges else ""
 
 
 def _environment(environment: Environment) -> str:
@@ -169,7 +184,10 @@ def _kept(row: TensorRow) -> str:
         return f"the same bytes as event {row.same_as}"
     if row.stored:
         return f"{size(row.stored_bytes)} stored"
-    return "its bytes are lost" if row.stored_bytes else "only digest and statistics were kept"
+    if row.stored_bytes:
+        return "its bytes are lost"
+    sketch = f", statistics and a sketch of {row.sketch}" if row.sketch else " and statistics"
+    return f"only digest{sketch} were kept"
 
 
 def _stats(row: TensorRow) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from tensortrace.tracer import writer as writer_module
 from tensortrace.tracer.codec_dtypes import DTYPES, dtype_of
 from tensortrace.tracer.flight import FlightStore
-from tensortrace.tracer.types import Box, Kind, Mesh, Meta, Placement, Promise, RankManifest, Shard
+from tensortrace.tracer.types import Box, Kind, LevelRule, Mesh, Meta, Placement, Promise, RankManifest, Shard
 from tensortrace.tracer.writer import RankWriter
 from tests.synthetic import Tensor, boundary_of, logical_bytes, write_trace
 
@@ -82,6 +82,30 @@ def operations() -> list[Tensor]:
     ]
 
 
+def levels(rank: int) -> list[Tensor]:
+    """Return what rank ``rank`` of the golden trace of version 3 holds: sketches, statistics, and bytes."""
+    own = Shard("dp_tp", (0, rank), (Placement("replicate"), Placement("shard", dim=1)), (21, 33))
+    flat = Shard(
+        "dp_tp", (0, rank), (Placement("replicate"), Placement("flat")), (29, 23),
+        (Box((300 * rank,), (300 + 67 * rank,)),),
+    )  # fmt: skip
+    weight = np.cos(np.arange(21 * 33, dtype="f8")).reshape(21, 33)[:, 17 * rank : 17 + 16 * rank]
+    window: dict[str, Any] = {"microbatch": None, "kind": Kind.PARAM, "slot": "model"}
+    passed: dict[str, Any] = {"name": "fc", "slot": "out"}
+    made = np.sin(np.arange(7 * 3 * 16, dtype="f4")).reshape(7, 3, 16)
+    return [
+        (window | {"name": "fc.weight", "shard": own}, weight.astype("f4")),
+        (window | {"name": "flat.weight", "shard": flat}, np.arange(300 + 67 * rank) / 8),
+        (window | {"name": "bias"}, np.where(np.arange(300) == 7, np.nan, np.arange(300)).astype("f4")),
+        ({"kind": Kind.INPUT, "name": "(root)", "slot": "in.0"}, np.arange(21).reshape(7, 3)),
+        (passed, made),
+        (passed | {"call": 1}, made.reshape(21, 16) * 2),
+        (passed | {"kind": Kind.ACTIVATION_GRAD, "dtype": "bfloat16"}, made),
+        (passed | {"kind": Kind.ACTIVATION_GRAD, "slot": "in.0"}, made),
+        (passed | {"kind": Kind.LOCAL_GRAD, "microbatch": None}, weight.astype("f4")),
+    ]
+
+
 def last_steps(root: Path) -> None:
     """Write what version 4 added: a rank that kept two steps up to a NaN in the third of four."""
     promise = Promise(keep_last=2, triggers=("nonfinite",))
@@ -103,6 +127,11 @@ def main(root: Path) -> None:
     writer_module.RESERVED_BYTES = 12 << 10
     if root.name == "v4":
         last_steps(root / "window")
+        return
+    if root.name == "v3":
+        rules = (LevelRule("stats", (Kind.LOCAL_GRAD,)), LevelRule("full", (), ((1, 5),)))
+        promise = Promise(level="sketch", levels=rules)
+        write_trace(root / "levels", [levels(0), levels(1)], meshes=MESHES, promise=promise)
         return
     if root.name != "v1":
         promise = Promise(zoom=("blocks.1.attn",), zoom_steps=((0, 0),))

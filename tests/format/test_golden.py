@@ -100,3 +100,18 @@ def test_a_window_is_as_when_it_was_written() -> None:
     ]  # fmt: skip
     np.testing.assert_array_equal(rank.read(rank.entries[3]), np.ones((2, 3)))
     assert rank.problems == ()
+
+
+def test_the_levels_of_version_3_are_as_when_they_were_written() -> None:
+    folder = GOLDEN.parent / "v3" / "levels"
+    trace = Trace.open(folder)
+    assert trace.problems == ()
+    assert list(check(folder)) == []
+    for rank in trace.ranks:
+        assert [e.sketch is not None for e in rank.entries] == [True, True, True, False] + [True] * 4 + [
+            False
+        ]
+        assert [rank.stored(e) for e in rank.entries] == [False] * 3 + [True] + [False] * 5
+    assert trace.manifest is not None
+    assert (trace.manifest.format, trace.manifest.promise.level) == (3, "sketch")
+    assert [rule.level for rule in trace.manifest.promise.levels] == ["stats", "full"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensortrace.cli import main
-from tensortrace.tracer.types import Kind, Mesh, Meta, Placement, Shard
+from tensortrace.tracer.types import Kind, LevelRule, Mesh, Meta, Placement, Promise, Shard
 from tests.synthetic import write_trace
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -214,3 +214,18 @@ def test_a_folder_that_is_no_trace_is_trouble(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert main.run(["check", str(tmp_path / "empty")]) == 2
     assert main.run(["show", str(tmp_path / "nowhere")]) == 2
+
+
+def test_show_says_what_levels_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    big = np.arange(300, dtype="f4")
+    tensors = [
+        ({"kind": Kind.PARAM, "name": "w", "slot": "model"}, big),
+        ({"kind": Kind.LOCAL_GRAD, "name": "w", "slot": "grad"}, big + 1),
+    ]
+    promise = Promise(level="sketch:8x4", levels=(LevelRule("stats", (Kind.LOCAL_GRAD,), ((-1, 3),)),))
+    write_trace(tmp_path / "a", [tensors], promise=promise)
+    text = shown(capsys, tmp_path / "a")
+    assert "selected: level sketch:8x4; local_grad steps init-3 at level stats" in text
+    assert "of 1 boundaries a sketch was kept in place of values, of 1 digest and statistics alone" in text
+    one = shown(capsys, tmp_path / "a", "--kind", "param")
+    assert "only digest, statistics and a sketch of 8x4 were kept" in one
