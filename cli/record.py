@@ -35,6 +35,11 @@ from tensortrace.tracer.options import parse_start, resolve
     "fits holds. --level sketch --level param@0-10=full",
 )  # fmt: skip
 @click.option(
+    "--full-at", type=click.Path(path_type=Path, dir_okay=False), metavar="REPORT.json",
+    help="Keep in full the step at which this report of `trace diff --json` says that two runs part, of the "
+    "others sketches (or --level).",
+)  # fmt: skip
+@click.option(
     "--keep-last", type=int, default=0, metavar="N",
     help="Keep only the last N steps on disk; the others are removed as the run goes on.",
 )  # fmt: skip
@@ -101,6 +106,7 @@ from tensortrace.tracer.options import parse_start, resolve
 def command(
     output: Path, force: bool, steps: str, kinds: str, include: tuple[str, ...],
     exclude: tuple[str, ...], zoom: tuple[str, ...], zoom_steps: str, level: tuple[str, ...],
+    full_at: Path | None,
     keep_last: int, trigger: str, after: int | None, buffer: str, on_pressure: str,
     max_bytes: str | None, min_free: str,
     hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool, eager: bool,
@@ -115,7 +121,7 @@ def command(
     """
     settings = resolve(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude,
-        zoom=zoom, zoom_steps=zoom_steps, level=level,
+        zoom=zoom, zoom_steps=zoom_steps, level=level, full_at=full_at,
         keep_last=keep_last, trigger=trigger, after=after, buffer=buffer,
         on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
         compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,

@@ -28,6 +28,7 @@ def record(
     zoom: Iterable[str] = (),
     zoom_steps: str = "",
     level: Iterable[str] = (),
+    full_at: str | os.PathLike[str] | None = None,
     buffer: str = "1GiB",
     on_pressure: Pressure = "block",
     max_bytes: str | None = None,
@@ -58,7 +59,7 @@ def record(
 
     settings = resolve(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude, zoom=zoom,
-        zoom_steps=zoom_steps, level=level, buffer=buffer,
+        zoom_steps=zoom_steps, level=level, full_at=full_at, buffer=buffer,
         on_pressure=on_pressure, max_bytes=max_bytes, min_free=min_free, compress=compress, strict=strict,
         eager=eager, layout=layout, start=start, keep_last=keep_last, trigger=trigger, after=after,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.full_at import full_at as rules_of_report
 from tensortrace.tracer.options_flight import parse_flight
 from tensortrace.tracer.selection import parse_promise
 from tensortrace.tracer.settings import Compress, Pressure, Settings, Start, parse_size
@@ -25,6 +26,7 @@ def resolve(
     zoom: Iterable[str] = (),
     zoom_steps: str = "",
     level: Iterable[str] = (),
+    full_at: str | os.PathLike[str] | None = None,
     buffer: str = "1GiB",
     on_pressure: Pressure = "block",
     max_bytes: str | None = None,
@@ -56,7 +58,7 @@ def resolve(
     return Settings(
         root=str(Path(output).absolute()),
         promise=parse_flight(
-            _with_levels(promise, tuple(level)),
+            _with_levels(promise, tuple(level), full_at),
             keep_last=keep_last,
             trigger=trigger,
             after=after,
@@ -75,13 +77,14 @@ def resolve(
     )
 
 
-def _with_levels(promise: Promise, texts: tuple[str, ...]) -> Promise:
-    if not texts:
+def _with_levels(promise: Promise, texts: tuple[str, ...], report: str | os.PathLike[str] | None) -> Promise:
+    """Return the promise with its levels; beside steps that a report says to keep in full, sketches."""
+    if not texts and report is None:
         return promise
     from tensortrace.tracer.levels import parse_levels  # needs numpy, which --help does not
 
-    level, rules = parse_levels(texts)
-    return replace(promise, level=level, levels=rules)
+    level, rules = parse_levels(texts or ("sketch",))
+    return replace(promise, level=level, levels=rules + (rules_of_report(Path(report)) if report else ()))
 
 
 def parse_start(

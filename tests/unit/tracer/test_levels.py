@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -140,3 +141,47 @@ def test_a_promise_of_an_unknown_level_is_damage(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace('"sketch"', '"sketch:99x1"'))
     with pytest.raises(DamagedTrace, match=r"promise\.level is sketch:99x1"):
         Trace.open(tmp_path / "a")
+
+
+def report(path: Path, step: object, **fields: object) -> Path:
+    finding = None if step is None else {"step": step, "kind": "param", "name": "w"}
+    text = {"schema": "tensortrace.diff/1", "verdict": "divergent", "first_divergent": finding} | fields
+    path.write_text(json.dumps(text))
+    return path
+
+
+def test_the_step_where_a_report_says_that_runs_part_is_kept_in_full(tmp_path: Path) -> None:
+    found = Levels(resolve("a", full_at=report(tmp_path / "r.json", 7)).promise)
+    assert of(found, Kind.ACTIVATION, 7) == FULL
+    assert of(found, Kind.PARAM, 6) == FULL
+    assert of(found, Kind.ACTIVATION, 6) == SKETCH
+    assert of(found, Kind.PARAM, 5) == of(found, Kind.PARAM, 8) == SKETCH
+    found = Levels(
+        resolve("a", full_at=report(tmp_path / "r.json", 3, step_offset=2), level=["stats"]).promise
+    )
+    assert [of(found, Kind.ACTIVATION, step) for step in range(4)] == [STATS, FULL, STATS, FULL]
+    assert of(found, Kind.PARAM, INIT_STEP) == FULL
+    found = Levels(resolve("a", full_at=report(tmp_path / "r.json", "init")).promise)
+    assert [of(found, Kind.PARAM, step) for step in (INIT_STEP, 0, 1)] == [FULL, FULL, SKETCH]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"schema": "tensortrace.diff/1", "first_divergent": null}', "first_divergent null"),
+        ('{"schema": "tensortrace.diff/1", "first_divergent": {"step": "x"}}', "step 'x'"),
+        ('{"schema": "tensortrace.diff/1", "first_divergent": {"step": -2}}', "step -2"),
+        ('{"schema": "tensortrace.show/1", "first_divergent": null}', "tensortrace.show"),
+        ("[]", "Expected `object`"),
+        ("\xff", "malformed"),
+        (None, "No such file"),
+    ],
+)
+def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, text: str | None, complaint: str) -> None:
+    path = tmp_path / "r.json"
+    if text is not None:
+        path.write_text(text, encoding="latin-1")
+    with pytest.raises(BadRequest, match="option --full-at") as caught:
+        resolve("a", full_at=path)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
