@@ -40,6 +40,10 @@ from tensortrace.tracer.options import parse_start, resolve
     "others sketches (or --level).",
 )  # fmt: skip
 @click.option(
+    "--dedup-replicas", is_flag=True,
+    help="Of equal copies that ranks declare (parameters under DDP …) store the first rank's alone.",
+)  # fmt: skip
+@click.option(
     "--keep-last", type=int, default=0, metavar="N",
     help="Keep only the last N steps on disk; the others are removed as the run goes on.",
 )  # fmt: skip
@@ -107,7 +111,7 @@ def command(
     output: Path, force: bool, steps: str, kinds: str, include: tuple[str, ...],
     exclude: tuple[str, ...], zoom: tuple[str, ...], zoom_steps: str, level: tuple[str, ...],
     full_at: Path | None,
-    keep_last: int, trigger: str, after: int | None, buffer: str, on_pressure: str,
+    dedup_replicas: bool, keep_last: int, trigger: str, after: int | None, buffer: str, on_pressure: str,
     max_bytes: str | None, min_free: str,
     hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool, eager: bool,
     init_from: Path | None, consistent_init: int | None, consistent_dropout: int | None,
@@ -122,7 +126,7 @@ def command(
     settings = resolve(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude,
         zoom=zoom, zoom_steps=zoom_steps, level=level, full_at=full_at,
-        keep_last=keep_last, trigger=trigger, after=after, buffer=buffer,
+        dedup_replicas=dedup_replicas, keep_last=keep_last, trigger=trigger, after=after, buffer=buffer,
         on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
         compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
         eager=eager, layout=layout,

@@ -33,7 +33,7 @@ from tensortrace.diff.plan.comparison import (
     is_early,
     is_late,
 )
-from tensortrace.diff.replicas import values_of
+from tensortrace.diff.replicas import left_out, values_of
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.silent import without_shift
 from tensortrace.diff.stream import Streamed, block_of
@@ -275,6 +275,8 @@ class Execution:
         differs = f"differs from rank {others}" if others else "each hold another value"
         grouped = "" if others else values_of(entry.copies_a if side == "a" else entry.copies_b)
         text = f"replicas disagree in {side}: {grouped or f'rank {ranks} {differs}'}"
+        if left := left_out(entry.copies_a if side == "a" else entry.copies_b):
+            text += f"; the bytes of rank {', '.join(map(str, left))} were not stored (--dedup-replicas)"
         judgement = judge_exact(Metrics(elements=0, equal=False, rel_l2=math.inf))
         role = self._role(node, own=False)
         own = odd if side == "b" else ()

@@ -34,8 +34,10 @@ def levels_told(a: Catalog, b: Catalog) -> str:
     """Return the levels at which two runs were recorded, in words."""
     told = []
     for side, catalog in (("a", a), ("b", b)):
-        promises = {rank.manifest.promise.level for rank in catalog.trace.ranks if rank.manifest}
-        told.append(f"{side} was recorded at level {', '.join(sorted(promises)) or 'unknown'}")
+        promises = [rank.manifest.promise for rank in catalog.trace.ranks if rank.manifest]
+        levels = ", ".join(sorted({promise.level for promise in promises})) or "unknown"
+        spared = " with --dedup-replicas" if any(promise.dedup_replicas for promise in promises) else ""
+        told.append(f"{side} was recorded at level {levels}{spared}")
     return ", ".join(told)
 
 

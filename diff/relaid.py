@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 from msgspec.structs import replace
 
+from tensortrace.diff.spares import spare_notes
 from tensortrace.diff.stated import states, with_stated
 from tensortrace.diff.windows import windowed
 from tensortrace.tracer import layout as files
@@ -40,7 +41,9 @@ def laid_out(trace: Trace, path: Path | None) -> tuple[Trace, tuple[str, ...]]:
     layout = None if path is None else RunLayout.load(path)
     kept, of_window = windowed(trace)
     said, notes = with_stated(kept, layout)
-    return said if layout is None else relaid(said, layout), (*of_window, *notes)
+    return said if layout is None else relaid(said, layout), (
+        *of_window, *spare_notes(kept), *notes,
+    )  # fmt: skip
 
 
 def relaid(trace: Trace, layout: RunLayout) -> Trace:

@@ -53,10 +53,39 @@ def _nearest(copies: Sequence[Item], digests: Sequence[str], like: Sequence[Item
     first = {d: next(i for i in copies if i.entry.digest == d) for d in digests}
     if not like or any(i.entry.local_shape != like[0].entry.local_shape for i in first.values()):
         return None
-    if any(item.bare for item in (*first.values(), *like)):
+    if like[0].bare:
         return None
-    found = sorted((_distance(item, like[0]), digest) for digest, item in first.items())
-    return found[0][1] if found[0][0] * _BY_FAR**2 < found[1][0] else None
+    known = [(_distance(item, like[0]), digest) for digest, item in first.items() if not item.bare]
+    known += [(0.0, digest) for digest, item in first.items() if item.bare and _is_like(item, like[0])]
+    if not known:
+        return None
+    nearest, right = min(known)
+    bare = [item for digest, item in first.items() if item.bare and digest != right]
+    least = [_least_distance(item, like[0]) for item in bare]
+    others = [distance for distance, digest in known if digest != right]
+    return right if nearest * _BY_FAR**2 < min([*others, *least], default=0.0) else None
+
+
+def left_out(copies: Sequence[Item]) -> tuple[int, ...]:
+    """Return the ranks whose copies were left to another rank, which has none that is equal."""
+    return tuple(sorted(rank for item in copies if item.bare for rank in item.ranks))
+
+
+def _is_like(item: Item, wanted: Item) -> bool:
+    return item.entry.digest == wanted.entry.digest
+
+
+def _least_distance(item: Item, wanted: Item) -> float:
+    """Return what the square of the distance is at least, as statistics tell where bytes are not there."""
+    x, y = item.entry.stats, wanted.entry.stats
+    if x is None or y is None:
+        return 0.0
+    if (x.nan, x.inf) != (y.nan, y.inf):
+        return np.inf
+    pairs = [(x.l2, y.l2)] if x.finite == y.finite else []
+    pairs += [(x.minimum, y.minimum), (x.maximum, y.maximum)] if not x.nan + x.inf else []
+    known = [(p - q) ** 2 for p, q in pairs if p is not None and q is not None]
+    return max(known, default=0.0)
 
 
 def _distance(item: Item, wanted: Item) -> float:

@@ -42,6 +42,8 @@ def known_blocks(source: Source, entry: Entry, most: int, only: int | None = Non
 
 
 def is_bare(source: Source, entry: Entry) -> bool:
-    """Tell whether the values of a tensor, or of a part of it, were never stored."""
-    entries = [member.entry for member in source.chosen] if isinstance(source, Merged) else [entry]
-    return any(found.blob is None and found.same_as is None for found in entries)
+    """Tell whether the values of a tensor, or of a part of it, were never stored, by no rank."""
+    parts: list[tuple[Source, Entry]] = [(source, entry)]
+    if isinstance(source, Merged):
+        parts = [(member.source, member.entry) for member in source.chosen]
+    return any(e.blob is None and e.same_as is None and not held.stored(e) for held, e in parts)

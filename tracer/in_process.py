@@ -41,6 +41,7 @@ def record(
     keep_last: int = 0,
     trigger: str = "",
     after: int | None = None,
+    dedup_replicas: bool = False,
 ) -> Iterator[None]:
     """Record what the body trains into the trace ``output``, which must not hold one yet.
 
@@ -61,7 +62,8 @@ def record(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude, zoom=zoom,
         zoom_steps=zoom_steps, level=level, full_at=full_at, buffer=buffer,
         on_pressure=on_pressure, max_bytes=max_bytes, min_free=min_free, compress=compress, strict=strict,
-        eager=eager, layout=layout, start=start, keep_last=keep_last, trigger=trigger, after=after,
+        eager=eager, layout=layout, start=start, keep_last=keep_last,
+        trigger=trigger, after=after, dedup_replicas=dedup_replicas,
     )  # fmt: skip
     if bootstrap.Guest.present is not None:
         raise BadRequest(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tensortrace.tracer.codec_dtypes import Bytes
 from tensortrace.tracer.levels import Levels
+from tensortrace.tracer.replicas import is_spare
 from tensortrace.tracer.sketching import Sketcher
 from tensortrace.tracer.types import Boundary, Mesh, Promise, Sketch
 
@@ -28,6 +29,7 @@ class Keeping:
     def __init__(self, promise: Promise) -> None:
         """Raise ValueError for levels that are none."""
         self._levels = Levels(promise)
+        self._spares = promise.dedup_replicas
         self._sketcher = Sketcher() if Levels.sketches(promise) else None
 
     def know(self, meshes: Mapping[str, Mesh]) -> None:
@@ -43,10 +45,11 @@ class Keeping:
     def decide(self, boundary: Boundary, data: Bytes, digest: str) -> Kept:
         """Return what to keep; what should have a sketch and can have none is kept in full."""
         level = self._levels.of(boundary)
-        if self._sketcher is None:
-            return _IN_FULL if level.keeps == "full" else _STATS
-        self._sketcher.see(boundary, data)
-        if level.keeps != "sketch":
+        if self._sketcher is not None:
+            self._sketcher.see(boundary, data)
+        if level.keeps == "full" and self._spares and is_spare(boundary):
+            return _STATS
+        if self._sketcher is None or level.keeps != "sketch":
             return _IN_FULL if level.keeps == "full" else _STATS
         found = self._sketcher.sketch(boundary, data, digest, level.size)
         if found is None:

@@ -49,7 +49,7 @@ def segment_name(number: int) -> str:
 
 def version_of(promise: Promise) -> int:
     """Return the format version of a trace that keeps this promise: the least that describes it."""
-    if promise.keep_last:
+    if promise.keep_last or promise.dedup_replicas:
         return WITH_LEFT_OUT
     if promise.level != "full" or promise.levels:
         return WITH_LEVELS

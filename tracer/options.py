@@ -40,6 +40,7 @@ def resolve(
     keep_last: int = 0,
     trigger: str = "",
     after: int | None = None,
+    dedup_replicas: bool = False,
 ) -> Settings:
     """Return the settings that these options of ``trace record`` mean; raise BadRequest naming a bad one.
 
@@ -55,6 +56,7 @@ def resolve(
         steps="" if dry_run else steps, kinds=kinds, include=include, exclude=exclude,
         zoom=zoom, zoom_steps=zoom_steps,
     )  # fmt: skip
+    promise = replace(promise, dedup_replicas=dedup_replicas)
     return Settings(
         root=str(Path(output).absolute()),
         promise=parse_flight(

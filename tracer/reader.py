@@ -11,7 +11,8 @@ from typing import Self
 from tensortrace.tracer import layout
 from tensortrace.tracer.errors import BadRequest, DamagedTrace, TraceError
 from tensortrace.tracer.manifest import read_manifest
-from tensortrace.tracer.reader_check import check_rank
+from tensortrace.tracer.reader_check import check_copies, check_rank
+from tensortrace.tracer.reader_copies import Copies
 from tensortrace.tracer.reader_index import OnDamage
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.types import Manifest
@@ -57,6 +58,7 @@ class Trace:
             RankTrace.open(folder, rank, attempt, on_damage=on_damage, limit_bytes=limit_bytes)
             for rank, (attempt, folder) in sorted(folders.items())
         )
+        _share(ranks)
         problems += _missing(root, manifest, ranks)
         problems += [problem for rank in ranks for problem in rank.problems]
         return cls(root, manifest, ranks, tuple(problems))
@@ -83,6 +85,7 @@ def check(path: Path | str, *, limit_bytes: int = LIMIT_BYTES) -> Iterator[str]:
     yield from trace.problems
     for rank in trace.ranks:
         yield from check_rank(rank)
+        yield from check_copies(rank)
 
 
 def _rank_folders(root: Path) -> dict[int, tuple[int, Path]]:
@@ -120,6 +123,16 @@ def _read_manifest(root: Path, problems: list[str], on_damage: OnDamage) -> Mani
     if manifest.ended_at is None:
         problems.append(f"{root / layout.MANIFEST}: the run had not ended, or its launcher was killed")
     return manifest
+
+
+def _share(ranks: tuple[RankTrace, ...]) -> None:
+    """Let ranks read what they left to others; of hostile levels nothing is left."""
+    promises = [rank.manifest.promise for rank in ranks if rank.manifest]
+    promise = next((promise for promise in promises if promise.dedup_replicas), None)
+    if promise is not None:
+        copies = Copies(ranks, promise)
+        for rank in ranks:
+            rank.copies = copies
 
 
 def _missing(root: Path, manifest: Manifest | None, ranks: tuple[RankTrace, ...]) -> list[str]:

@@ -35,6 +35,20 @@ def check_rank(rank: RankTrace) -> Iterator[str]:
             yield from _check_segment(path, number, rank)
 
 
+def check_copies(rank: RankTrace) -> Iterator[str]:
+    """Yield how many tensors a rank left to others that no rank stored: their copies are not equal."""
+    if rank.copies is None:
+        return
+    lost = [entry for entry in rank.entries if rank.copies.left(entry) and not rank.stored(entry)]
+    if lost:
+        first = lost[0]
+        where = f"event {first.event}, {first.kind.value} {first.name} {first.slot} of step {first.step}"
+        yield (
+            f"{rank.folder}: {len(lost)} tensors were left to the first rank with a copy (--dedup-replicas), "
+            f"and no rank that is there has the same, so their bytes are not stored; the first is {where}"
+        )
+
+
 def torn_ends(rank: RankTrace) -> Iterator[str]:
     """Yield which of a rank's segments end too early though every tensor in them is whole.
 

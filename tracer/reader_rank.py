@@ -18,6 +18,7 @@ from tensortrace.tracer.codec_dtypes import Bytes, values
 from tensortrace.tracer.errors import DamagedTrace, NotKept
 from tensortrace.tracer.geometry_blocks import block_grid
 from tensortrace.tracer.manifest import read_rank_manifest
+from tensortrace.tracer.reader_copies import Copies
 from tensortrace.tracer.reader_index import OnDamage, load, segment_numbers
 from tensortrace.tracer.reader_ranges import RangeReader
 from tensortrace.tracer.reader_segment import find_segment, read_blob
@@ -48,6 +49,7 @@ class RankTrace:
         self.manifest = manifest
         self.entries = entries
         self.limit_bytes = limit_bytes
+        self.copies: Copies[RankTrace] | None = None
         self._ranges: dict[int, RangeReader] = {}
         self._lock = threading.Lock()
         self._blobs = {entry.event: entry.blob for entry in entries if entry.blob is not None}
@@ -74,9 +76,10 @@ class RankTrace:
         return cls(folder, rank, attempt, manifest, tuple(kept), tuple(problems), limit_bytes)
 
     def stored(self, entry: Entry) -> bool:
-        """Tell whether the entry's bytes are there: kept, and not cut off."""
-        blob = self.blob_of(entry)
-        return blob is not None and self._there(blob)
+        """Tell whether the entry's bytes are there: kept, by this rank or for it, and not cut off."""
+        source, entry = self._holder(entry)
+        blob = source.blob_of(entry)
+        return blob is not None and source._there(blob)
 
     def blob_of(self, entry: Entry) -> Blob | None:
         """Return where the entry's bytes lie, which may be another event's blob."""
@@ -96,7 +99,8 @@ class RankTrace:
         Raises DamagedTrace naming file and offset, NotKept where the bytes were never kept, or TraceError
         where they exceed the trace's ``limit_bytes``.
         """
-        blob, path = self._located(entry)
+        source, entry = self._holder(entry)
+        blob, path = source._located(entry)
         return read_blob(path, entry, blob, self.limit_bytes)
 
     def read_range(self, entry: Entry, start: int, stop: int) -> NDArray[np.generic]:
@@ -104,6 +108,9 @@ class RankTrace:
 
         Memory is that of the range; the digest of the whole tensor was checked in a pass of its own, once.
         """
+        source, entry = self._holder(entry)
+        if source is not self:
+            return source.read_range(entry, start, stop)
         blob, path = self._located(entry)
         holder = entry.event if entry.same_as is None else entry.same_as
         with self._lock:
@@ -128,9 +135,20 @@ class RankTrace:
                 yield self.read_range(entry, start, stop).reshape(shape)
             start = stop
 
+    def _holder(self, entry: Entry) -> tuple[RankTrace, Entry]:
+        """Return the rank and the entry that have the bytes: another's where they were left to it."""
+        if self.copies is None or self.blob_of(entry) is not None:
+            return self, entry
+        return self.copies.find(entry) or (self, entry)
+
     def _located(self, entry: Entry) -> tuple[Blob, Path]:
         blob = self.blob_of(entry)
         if blob is None:
+            if self.copies is not None and self.copies.left(entry):
+                raise NotKept(
+                    f"rank {self.rank}, event {entry.event} ({entry.name}): its bytes were left to the first "
+                    "rank with a copy (--dedup-replicas), and no rank that is there has these"
+                )
             raise NotKept(
                 f"rank {self.rank}, event {entry.event} ({entry.name}): only digest and statistics were kept"
             )

@@ -258,6 +258,7 @@ class Promise(Record, frozen=True):
     size than 16x16: ``sketch:8x8``) or ``stats``; of ``levels`` that fit a boundary the last holds instead.
     Where ``keep_last`` is not 0, so many steps are kept: the last ones, or those up to what set off one of
     ``triggers`` and ``after`` further ones; ``RankManifest.window`` says which.
+    With ``dedup_replicas`` the bytes of declared copies are stored by the first rank that has one.
     """
 
     steps: tuple[tuple[int, int], ...] = ()
@@ -271,6 +272,7 @@ class Promise(Record, frozen=True):
     keep_last: int = 0
     after: int = 0
     triggers: tuple[str, ...] = ()
+    dedup_replicas: bool = False
 
 
 class Triggered(Record, frozen=True, kw_only=True):

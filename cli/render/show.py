@@ -182,6 +182,8 @@ def _key(row: TensorRow) -> str:
 def _kept(row: TensorRow) -> str:
     if row.same_as is not None:
         return f"the same bytes as event {row.same_as}"
+    if row.stored and row.raw_bytes and not row.stored_bytes:
+        return "stored by another rank, which has a copy"
     if row.stored:
         return f"{size(row.stored_bytes)} stored"
     if row.stored_bytes:

@@ -15,7 +15,7 @@ LAYERS = """
   < tracer.explicit | tracer.layout | tracer.notices | tracer.masking | tracer.copies | tracer.codec_dtypes
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
     | tracer.settings | tracer.environment
-  < tracer.geometry | tracer.levels | tracer.identities | tracer.full_at
+  < tracer.geometry | tracer.levels | tracer.identities | tracer.full_at | tracer.replicas
   < tracer.sketching
   < tracer.keeping
   < tracer.rules
