@@ -16,8 +16,8 @@ def spare_notes(trace: Trace) -> tuple[str, ...]:
             first = lost[0]
             notes.append(
                 f"{trace.path.name}: rank {rank.rank} left the bytes of {len(lost)} tensors to the first "
-                "rank with a copy (--dedup-replicas), and no rank that is there stored the same: only digests "
-                f"and statistics are known, first of {first.kind.value} {first.name} {first.slot} in step "
+                "rank with a copy (--dedup-replicas), and no rank that is there stored the same: only "
+                f"digests and statistics are known, first of {first.kind.value} {first.name} {first.slot} in step "
                 f"{first.step}"
             )
     return tuple(notes)

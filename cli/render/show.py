@@ -146,6 +146,8 @@ def _promise(promise: Promise) -> str:
     for title, texts in (("kinds", promise.kinds), ("names", promise.include), ("not", promise.exclude)):
         if texts:
             parts.append(f"{title} {safe(', '.join(texts), limit=SHORT)}")
+    if promise.dedup_replicas:
+        parts.append("copies of several ranks once")
     return "everything" if len(parts) == 1 and promise.level == "full" else "; ".join(parts)
 
 

@@ -122,11 +122,21 @@ def last_steps(root: Path) -> None:
     store.close()
 
 
+def copied(rank: int) -> Tensor:
+    """Return what version 4 added: a parameter of which rank 0 stores the bytes for rank 1, too."""
+    shard = Shard("ddp", (rank,), (Placement("replicate"),), (2, 3))
+    fields = {"kind": Kind.PARAM, "name": "w", "slot": "model", "microbatch": None, "shard": shard}
+    return fields, np.arange(6, dtype="f4").reshape(2, 3)
+
+
 def main(root: Path) -> None:
     """Write the trace of a version: of 1 also one of two ranks as a killed rank leaves it."""
     writer_module.RESERVED_BYTES = 12 << 10
     if root.name == "v4":
         last_steps(root / "window")
+        meshes = {"ddp": Mesh(("dp",), (2,), (0, 1))}
+        ranks = [[copied(rank)] for rank in (0, 1)]
+        write_trace(root / "copies", ranks, meshes=meshes, promise=Promise(dedup_replicas=True))
         return
     if root.name == "v3":
         rules = (LevelRule("stats", (Kind.LOCAL_GRAD,)), LevelRule("full", (), ((1, 5),)))

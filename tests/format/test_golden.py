@@ -115,3 +115,13 @@ def test_the_levels_of_version_3_are_as_when_they_were_written() -> None:
     assert trace.manifest is not None
     assert (trace.manifest.format, trace.manifest.promise.level) == (3, "sketch")
     assert [rule.level for rule in trace.manifest.promise.levels] == ["stats", "full"]
+
+
+def test_copies_that_one_rank_stores_are_as_when_they_were_written() -> None:
+    root = GOLDEN.parent / "v4" / "copies"
+    assert list(check(root)) == []
+    first, second = Trace.open(root).ranks
+    assert second.manifest is not None
+    assert (second.manifest.format, second.manifest.promise.dedup_replicas) == (4, True)
+    assert (first.entries[0].blob is None, second.entries[0].blob) == (False, None)
+    np.testing.assert_array_equal(second.read(second.entries[0]), np.arange(6).reshape(2, 3))
