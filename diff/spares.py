@@ -14,10 +14,10 @@ def spare_notes(trace: Trace) -> tuple[str, ...]:
         lost = [e for e in rank.entries if rank.copies.left(e) and not rank.stored(e)]
         if lost:
             first = lost[0]
+            where = f"{first.kind.value} {first.name} {first.slot} in step {first.step}"
             notes.append(
                 f"{trace.path.name}: rank {rank.rank} left the bytes of {len(lost)} tensors to the first "
                 "rank with a copy (--dedup-replicas), and no rank that is there stored the same: only "
-                f"digests and statistics are known, first of {first.kind.value} {first.name} {first.slot} in step "
-                f"{first.step}"
+                f"digests and statistics are known, first of {where}"
             )
     return tuple(notes)
