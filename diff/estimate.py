@@ -13,9 +13,9 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from tensortrace.diff.logical import Unkept
+from tensortrace.diff.logical import NOT_STORED, Unkept
 
-NEEDS_VALUES = "it takes the elements' values, and only sketches were stored"
+NEEDS_VALUES = f"{NOT_STORED}, and comparing it takes more than adding and scaling, as sketches allow"
 
 _LINEAR: dict[Any, Callable[[Any, Any], Any]] = {
     np.add: lambda x, y: x + y,
@@ -104,7 +104,17 @@ class Estimate:
             left = self._like(left)
         return _LINEAR[ufunc](left if isinstance(left, Estimate) else _plain(left), right)
 
-    def __array_function__(self, *_: Any) -> NoReturn:
+    def __array_function__(self, function: Any, _: Any, inputs: Any, options: Any) -> Any:
+        """Answer what inner products of whole tensors tell; refuse the rest."""
+        if not options and function is np.vdot and len(inputs) == 2:
+            left, right = vectors(inputs)
+            return float(left @ right)
+        if not options and function is np.linalg.norm and len(inputs) == 1:
+            return float(np.linalg.norm(self.vector)) if self.norm is None else self.norm
+        if not options and function is np.any and len(inputs) == 1:
+            return bool(self.numbers.any())
+        if function is np.shape:
+            return self.shape
         raise Unkept(NEEDS_VALUES)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
@@ -156,16 +166,21 @@ def is_estimate(value: object) -> bool:
     return isinstance(value, Estimate)
 
 
+def alike(arrays: Sequence[np.ndarray]) -> list[Estimate]:
+    """Return tensors of one shape, of which at least one is an estimate, as estimates by the same sketch."""
+    known: list[Any] = list(arrays)
+    first = next(x for x in known if isinstance(x, Estimate))
+    return [first._like(x) for x in known]
+
+
 def vectors(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return tensors of one shape flattened; where any is an estimate, the vectors that stand for all.
 
     Inner products of the results are those of the tensors, or estimate them.
     """
-    known: list[Any] = list(arrays)
-    first = next((x for x in known if isinstance(x, Estimate)), None)
-    if first is None:
+    if not any(is_estimate(x) for x in arrays):
         return [np.ravel(x) for x in arrays]
-    return [first._like(x).vector for x in known]
+    return [x.vector for x in alike(arrays)]
 
 
 def _plain(value: Any) -> Any:

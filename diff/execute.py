@@ -16,10 +16,11 @@ from tensortrace.diff.catalog import Slot
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.coherence import measure_coherence
 from tensortrace.diff.compare import EPS, describe, measure_blocks
+from tensortrace.diff.estimating import measure_loaded, measured_estimates
 from tensortrace.diff.expect.ledger import Ledger, judge_declared
 from tensortrace.diff.expect.rules import Rule
 from tensortrace.diff.floors import Floor
-from tensortrace.diff.holders import compute_eps, disagree, holders, odd_of, stored_eps, without_layout
+from tensortrace.diff.holders import compute_eps, disagree, disagreement, stored_eps, without_layout
 from tensortrace.diff.inherit import Known
 from tensortrace.diff.levels import lacking, most_unseen, refuted, same_digests
 from tensortrace.diff.logical import Unplaceable
@@ -33,7 +34,7 @@ from tensortrace.diff.plan.comparison import (
     is_early,
     is_late,
 )
-from tensortrace.diff.replicas import left_out, values_of
+from tensortrace.diff.plan.steps import judge_update
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.silent import without_shift
 from tensortrace.diff.stream import Streamed, block_of
@@ -269,14 +270,7 @@ class Execution:
     def _tell_disagreement(
         self, node: Node, entry: Comparison, pair: StepPair, side: Literal["a", "b"]
     ) -> None:
-        odd = odd_of(entry, side)
-        ranks = ", ".join(map(str, odd))
-        others = ", ".join(str(rank) for rank in holders(entry, side) if rank not in odd)
-        differs = f"differs from rank {others}" if others else "each hold another value"
-        grouped = "" if others else values_of(entry.copies_a if side == "a" else entry.copies_b)
-        text = f"replicas disagree in {side}: {grouped or f'rank {ranks} {differs}'}"
-        if left := left_out(entry.copies_a if side == "a" else entry.copies_b):
-            text += f"; the bytes of rank {', '.join(map(str, left))} were not stored (--dedup-replicas)"
+        odd, text = disagreement(entry, side)
         judgement = judge_exact(Metrics(elements=0, equal=False, rel_l2=math.inf))
         role = self._role(node, own=False)
         own = odd if side == "b" else ()
@@ -295,7 +289,7 @@ class Execution:
             shapes = f"{list(loaded.a.shape)} in a, {list(loaded.b.shape)} in b"
             raise NotComparable(f"global shapes differ: {shapes}")
         eps = self._eps(node, entry, run_eps)
-        metrics = measure_blocks(loaded.shape, loaded.blocks(), eps=eps or EPS["float64"])
+        metrics = measure_loaded(loaded, eps or EPS["float64"])
         if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
             same = all(np.array_equal(a, b) for a, b in loaded.blocks())
             metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
@@ -303,14 +297,15 @@ class Execution:
         measured = self._measured(node, loaded, metrics, terms, max(eps, stored_eps(entry)))
         self._count(node, equal=metrics.equal)
         noted = measured
-        if entry.terms and metrics.norm_a and not metrics.equal:
+        if entry.terms and metrics.norm_a and not metrics.equal and not metrics.estimated:
             # what follows computes with the result, not with its terms
             noted = dataclasses.replace(measured, peak=measure_peak(loaded.blocks(), metrics, 0.0), terms=0.0)
         self.known.note(node, noted, loaded)
         if node.slot.kind == Kind.LOCAL_GRAD and node.slot.slot == "grad":
             self.known.note_gradient(node, measured, loaded, eps)
-        judgement, origin = self._judge(node, entry, measured, eps)
-        broken = entry.rung() if entry.rung and self._is_blind(node, judgement, measured, eps) else None
+        judgement, origin = self._judge(node, entry, measured, eps, pair)
+        seen = entry.rung if not metrics.estimated else None
+        broken = seen() if seen and self._is_blind(node, judgement, measured, eps) else None
         if broken is not None:
             loaded, metrics, judgement, origin = broken.loaded, broken.metrics, broken.judgement, "own"
         if origin == "unknown" and not entry.exact and not self.exact:
@@ -335,7 +330,8 @@ class Execution:
         if role == "origin" and origin != "own" and self._may_be_inherited(node, entry, pair, measured, eps):
             self.errors[node] = error
             return
-        window = block_of(metrics.max_abs_at or (), loaded.shape) if isinstance(loaded, Streamed) else None
+        large = isinstance(loaded, Streamed) and not metrics.estimated
+        window = block_of(metrics.max_abs_at or (), loaded.shape) if large else None
         kept: Assembled | None = None
         if role == "origin" or (role == "further" and self._may_lead(rule)):  # others are many: let go
             kept = loaded.window(window or 0) if isinstance(loaded, Streamed) else loaded
@@ -380,6 +376,8 @@ class Execution:
         """Return everything that is measured of a pair; equal tensors need no second look."""
         if metrics.equal:
             return Measured(metrics, 0.0, terms)
+        if metrics.estimated:
+            return measured_estimates(metrics, terms, self.known.length(node), eps)
         peak = measure_peak(loaded.blocks(), metrics, terms)
         coherence = measure_coherence(loaded.shape, loaded.blocks(), metrics.projection, eps)
         return Measured(metrics, peak, terms, self.known.length(node), coherence)
@@ -419,7 +417,7 @@ class Execution:
             return None
         metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=eps or EPS["float64"])
         measured = self._measured(node, quiet, metrics, 0.0, eps)
-        judgement, _ = self._judge(node, entry, measured, eps)
+        judgement, _ = self._judge(node, entry, measured, eps, None)
         return judgement if judgement.ratio <= 1 else None
 
     def _eps(self, node: Node, entry: Comparison, run_eps: float) -> float:
@@ -437,7 +435,7 @@ class Execution:
         return eps
 
     def _judge(
-        self, node: Node, entry: Comparison, measured: Measured, eps: float
+        self, node: Node, entry: Comparison, measured: Measured, eps: float, pair: StepPair | None
     ) -> tuple[Judgement, Literal["own", "inputs", "unknown"]]:
         """Return the judgement, and where the error comes from as far as a formula can tell."""
         derived = node.slot.slot == "weight"  # measured, so never equal in every bit
@@ -447,6 +445,9 @@ class Execution:
         parents = self.known.inherits(node, measured.size)
         agreeing = [e for e in parents if not e.diverges]
         plain = judge_model(measured, eps, agreeing, noise=self._noise(node, entry), floor=floor)
+        if measured.metrics.estimated and entry.own and pair is not None:
+            step = judge_update(entry.slot, pair, eps)
+            return (step or plain), "unknown"
         sides = entry.own() if entry.own else None
         if sides is None:
             return plain, "unknown"

@@ -8,7 +8,7 @@ from typing import Literal
 from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.logical import Unplaceable, no_layout
 from tensortrace.diff.plan.comparison import Comparison, coarser_eps
-from tensortrace.diff.replicas import odd_members, odd_ranks
+from tensortrace.diff.replicas import left_out, odd_members, odd_ranks, values_of
 from tensortrace.tracer.types import Kind
 
 
@@ -37,6 +37,20 @@ def odd_of(entry: Comparison, side: Literal["a", "b"]) -> tuple[int, ...]:
     if side == "a":
         return odd_members(entry.items_a) or odd_ranks(entry.copies_a, like=entry.items_b)
     return odd_members(entry.items_b) or odd_ranks(entry.copies_b, like=entry.items_a)
+
+
+def disagreement(entry: Comparison, side: Literal["a", "b"]) -> tuple[tuple[int, ...], str]:
+    """Return the odd ranks of a run whose replicas disagree, and the sentence that says so."""
+    odd = odd_of(entry, side)
+    ranks = ", ".join(map(str, odd))
+    others = ", ".join(str(rank) for rank in holders(entry, side) if rank not in odd)
+    differs = f"differs from rank {others}" if others else "each hold another value"
+    copies = entry.copies_a if side == "a" else entry.copies_b
+    grouped = "" if others else values_of(copies)
+    text = f"replicas disagree in {side}: {grouped or f'rank {ranks} {differs}'}"
+    if left := left_out(copies):
+        text += f"; the bytes of rank {', '.join(map(str, left))} were not stored (--dedup-replicas)"
+    return odd, text
 
 
 def holders(entry: Comparison, side: Literal["a", "b"] = "b") -> list[int]:

@@ -16,6 +16,9 @@ from tensortrace.diff.stream import Streamed
 from tensortrace.diff.tolerance import Error, Measured, inherited, measure_peak
 from tensortrace.tracer.types import Kind
 
+ALIKE = 4.0
+"""Times its error by which rows of an estimate may differ alike, whose sum nothing tells."""
+
 LINEAR = 0.01
 """Relative error up to which what an operation makes of it is proportional to it, so that a bound holds."""
 
@@ -50,6 +53,10 @@ class Known:
         together = 0.0
         if node.slot.kind == Kind.ACTIVATION_GRAD and isinstance(loaded, Assembled) and not metrics.equal:
             together = summed_error(loaded.a, loaded.b) / measured.size if measured.size else 0.0
+        if metrics.estimated:
+            self.errors[node] = of_estimate(measured)
+            self._note_shape(node, loaded.shape, metrics.norm_a or 0.0, lookup=False)
+            return
         self.errors[node] = Error(
             measured.error, measured.peak, measured.size, together=together, coherent=measured.coherent
         )
@@ -180,6 +187,16 @@ class Known:
         longest = 1.0 if elementwise else max([1.0, *(self.row_norms.get(n, 0.0) for n in inputs)])
         norms = (self.errors[n].norm for n in gradients)
         return longest * math.sqrt(sum(norm * norm for norm in norms if math.isfinite(norm)))
+
+
+def of_estimate(measured: Measured) -> Error:
+    """Return what children inherit of a boundary that is known by its sketch: as much as it may differ by.
+
+    One element may have all of the difference; summed over rows it may be ``ALIKE`` times what chance makes.
+    """
+    most = measured.error + measured.doubt
+    peak = most * math.sqrt(max(measured.metrics.elements, 1))
+    return Error(most, peak, measured.size, together=ALIKE * most, coherent=min(measured.coherent, most))
 
 
 def _is_spread_over(parameter: tuple[int, ...], activation: tuple[int, ...]) -> bool:

@@ -43,7 +43,7 @@ def levels_told(a: Catalog, b: Catalog) -> str:
 
 def lacking(entry: Comparison) -> str:
     """Return why a boundary's values cannot be read, "" where they can or an estimate stands for them."""
-    sides = [any(item.bare for item in items) for items in (entry.items_a, entry.items_b)]
+    sides = [any(i.bare and not i.readable for i in items) for items in (entry.items_a, entry.items_b)]
     if not any(sides):
         return ""
     told = "both runs" if all(sides) else "a" if sides[0] else "b"

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part
+from tensortrace.diff.estimate import is_estimate
 from tensortrace.diff.execute import Outcome
 from tensortrace.diff.extent import Extent
 from tensortrace.diff.indices import described
@@ -68,6 +69,8 @@ def localise(outcome: Outcome) -> Location | None:
     loaded = outcome.assembled
     if loaded is None or outcome.window is not None or loaded.a.size > MOST_ELEMENTS or not loaded.a.ndim:
         return None
+    if is_estimate(loaded.a) or is_estimate(loaded.b):
+        return None  # a sketch says how much differs and not where
     squares = squared_difference(loaded.a, loaded.b)
     if not float(squares.sum()):
         return None

@@ -162,10 +162,18 @@ class RelaidRank(RankTrace):
     def _entry(self, entry: Entry, view: View) -> Entry:
         new = replace(entry, name=view.name, slot=view.slot, shard=view.shard, shard_ref=None)
         if view.whole:
-            return new
+            return new if _is_plain(entry, view) else replace(new, sketch=None)
         new = replace(new, local_shape=view.local_shape, stats=None, sketch=None, digest=_digest(entry, view))
         self._taken[_key(new)] = (entry, view.take)
         return new
+
+
+def _is_plain(entry: Entry, view: View) -> bool:
+    """Tell whether a layout leaves the indices of a tensor, by which its sketch goes, as recorded."""
+    cuts = ("shard", "strided_shard", "flat")
+    return entry.shard == view.shard or not any(
+        p.kind in cuts for shard in (entry.shard, view.shard) if shard for p in shard.placements
+    )
 
 
 def _with_names(entry: Entry, layout: RunLayout, rank: int) -> Entry:

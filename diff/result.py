@@ -37,6 +37,9 @@ class Metrics(Outcome, frozen=True):
     greatest difference in units of the last place of the coarser dtype. ``max_rel`` is the greatest
     |a−b|/|a| over elements where a is not 0, ``max_rel_at`` its global index. ``outside`` is the fraction
     of elements whose difference exceeds the allowed one.
+
+    ``estimated`` numbers come from sketches, of which ``rel_l2_error`` is the error bar of ``rel_l2`` and
+    ``rel_l2_least`` what it is at least; there are no greatest differences then.
     """
 
     elements: int
@@ -58,6 +61,9 @@ class Metrics(Outcome, frozen=True):
     nonfinite_b: int = 0
     max_rel: float | None = None
     max_rel_at: tuple[int, ...] = ()
+    estimated: bool = False
+    rel_l2_error: float | None = None
+    rel_l2_least: float | None = None
 
 
 class Judgement(Outcome, frozen=True):

@@ -12,6 +12,7 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item
 from tensortrace.diff.compare import Sides, is_exact
+from tensortrace.diff.estimate import Estimate, alike, as_array, is_estimate
 from tensortrace.diff.sketched import known_blocks
 from tensortrace.tracer.geometry_blocks import block_grid
 
@@ -169,6 +170,67 @@ class Streamed:
         return Assembled(next(self.a.blocks(number)), next(self.b.blocks(number)))
 
 
+@dataclass(frozen=True)
+class Known:
+    """An estimate as a tensor that is one block."""
+
+    estimate: Estimate
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        return self.estimate.shape
+
+    @property
+    def exact(self) -> bool:
+        """Return False: whole numbers have no sketches."""
+        return False
+
+    def read(self) -> np.ndarray:
+        """Return the estimate."""
+        return as_array(self.estimate)
+
+    def blocks(self, only: int | None = None) -> Iterator[np.ndarray]:
+        """Yield the estimate."""
+        if not only:
+            yield self.read()
+
+
+@dataclass(frozen=True)
+class Sketched(Streamed):
+    """Both sides of a boundary of which only sketches are known."""
+
+    a: Known
+    b: Known
+
+    @classmethod
+    def of(cls, a: Estimate, b: Estimate) -> Sketched:
+        """Return two estimates; raise NotComparable where shapes, or the sketches' sizes, differ."""
+        if a.numbers.shape != b.numbers.shape:
+            raise NotComparable("the runs' sketches are of different sizes")
+        if a.shape != b.shape:
+            raise NotComparable(f"global shapes differ: {list(a.shape)} in a, {list(b.shape)} in b")
+        return cls(Known(a), Known(b))
+
+    @property
+    def sides(self) -> tuple[Estimate, Estimate]:
+        """Both estimates."""
+        return self.a.estimate, self.b.estimate
+
+
+def _estimates(a: Readable, b: Readable) -> Sketched | None:
+    """Return both sides by their sketches where some tensor of either was not stored with its values."""
+    terms = [term for side in (a, b) if isinstance(side, Sum) for term in side.terms]
+    if not any(term.item.bare for term in terms):
+        return None
+    x, y = a.read(), b.read()
+    known = x if is_estimate(x) else y
+    if not is_estimate(known):
+        return None
+    left, right = alike([x, y])
+    return Sketched.of(left, right)
+
+
 def paired(a: Readable, b: Readable) -> Assembled | Streamed:
     """Return both sides, as arrays unless they are large.
 
@@ -176,6 +238,8 @@ def paired(a: Readable, b: Readable) -> Assembled | Streamed:
     """
     if a.shape != b.shape:
         raise NotComparable(f"global shapes differ: {list(a.shape)} in a, {list(b.shape)} in b")
+    if (estimates := _estimates(a, b)) is not None:
+        return estimates
     if math.prod(a.shape) > LARGE_ELEMENTS:
         return Streamed(a, b)
     return Assembled(a.read(), b.read())

@@ -110,7 +110,9 @@ class Error:
 class Measured:
     """One comparison's numbers: metrics, worst relative element, the norm of the terms summed, their number.
 
-    ``coherence`` says what of the projection may be chance and rounding; without it no factor is judged.
+    ``coherence`` says what of the projection may be chance and rounding; without it no factor is judged. Of
+    sketches, ``bar`` is the error bar of the L2 distance, ``sure`` the share of it that is certain,
+    ``rounding`` what their numbers are rounded by.
     """
 
     metrics: Metrics
@@ -118,6 +120,9 @@ class Measured:
     terms: float
     length: int = 1
     coherence: Coherence | None = None
+    bar: float = 0.0
+    sure: float = 1.0
+    rounding: float = 0.0
 
     @property
     def size(self) -> float:
@@ -129,6 +134,16 @@ class Measured:
         """L2 error relative to ``size``."""
         absolute = self.metrics.abs_l2 or 0.0
         return absolute / self.size if self.size else math.inf if absolute else 0.0
+
+    @property
+    def least(self) -> float:
+        """What the error is at least, relative to ``size``: less than what an estimate says."""
+        return self.error * self.sure
+
+    @property
+    def doubt(self) -> float:
+        """The error bar, relative to ``size``."""
+        return self.bar / self.size if self.size else 0.0
 
     @property
     def share(self) -> float:
@@ -210,10 +225,10 @@ def judge_model(
     what the error model allows: a few runs may by luck agree in a single number, and in all that it scales.
     """
     metrics, base = found.metrics, inherited(agreeing)
-    own, error, share = own_error(eps, found.length), found.error, found.share
+    own, error, share = own_error(eps, found.length) + found.rounding, found.least, found.share
     allowed = own + AMPLIFY * base.rel + noise
     chance = found.coherence or NONE
-    factor = own_factor(eps, found.length, chance.rounding * share)
+    factor = own_factor(eps, found.length, chance.rounding * share) + found.rounding
     factor += PASSED_ON * base.factor + noise + SIGMAS * chance.spread * share
     by_model = (allowed, PEAK * (own + noise) + 2 * AMPLIFY * base.peak, factor)
     limits = floor.limits(metrics.elements) if floor else None
@@ -233,8 +248,8 @@ def judge_model(
     return Judgement(
         policy="floor" if of_floor else "error-model", allowed=limit, error=value, ratio=_ratio(value, limit),
         reason=f"{reason}; {floor.said(error, metrics.elements)}" if floor else reason,
-        power_coherent=coherent, power_incoherent=allowed / scale, noise=allowed, cancelled=of_terms,
-        floor_runs=floor.runs if floor else 0,
+        power_coherent=coherent, power_incoherent=_seen(allowed, found) / scale, noise=allowed,
+        cancelled=of_terms, floor_runs=floor.runs if floor else 0,
     )  # fmt: skip
 
 
@@ -279,6 +294,11 @@ def judge_exact(metrics: Metrics, floor: Floor | None = None) -> Judgement:
     return Judgement(
         policy="exact", allowed=0.0, error=error, ratio=ratio, reason=reason, power_incoherent=0.0
     )
+
+
+def _seen(allowed: float, found: Measured) -> float:
+    """Return the error that would have been flagged: what is certain of it exceeds what is allowed."""
+    return allowed / max(found.sure, 0.25) if found.bar else allowed
 
 
 def _ratio(error: float, allowed: float) -> float:

@@ -72,10 +72,14 @@ class Identities:
         if boundary.local_shape and not boundary.recompute:
             _take(found, boundary, data, whole=whole)
 
+    def samples(self, boundary: Boundary) -> Samples | None:
+        """Return the samples of a boundary's pass, as far as they are known."""
+        found = self._passes.get(boundary.microbatch) if boundary.step == self._step else None
+        return found.samples if found is not None else None
+
     def follows(self, boundary: Boundary, shape: tuple[int, ...]) -> Follows | None:
         """Return the dimension of a tensor of this global shape that follows the samples, if any does."""
-        found = self._passes.get(boundary.microbatch) if boundary.step == self._step else None
-        samples = found.samples if found is not None else None
+        samples = self.samples(boundary)
         if samples is None or boundary.kind not in _WITH_ROWS or not shape:
             return None
         rows = len(samples.identities)

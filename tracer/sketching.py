@@ -12,7 +12,7 @@ import xxhash
 from tensortrace.tracer.codec_dtypes import Bytes, dtype_of, values
 from tensortrace.tracer.geometry import LayoutError, Region, full_region, region
 from tensortrace.tracer.identities import Follows, Identities
-from tensortrace.tracer.sketch import Grid, Numbers, Side, whole_sides, words
+from tensortrace.tracer.sketch import Grid, Numbers, Read, Side, whole_sides, words
 from tensortrace.tracer.sketch_record import encode_numbers
 from tensortrace.tracer.types import Boundary, Kind, Mesh, Shard, Sketch
 
@@ -115,6 +115,14 @@ def _place(part: Region, size: tuple[int, int], follows: Follows | None) -> _Pla
         return _Place(part, size, None, None, 0)
     samples = xxhash.xxh3_64_intdigest(follows.samples.identities.data)
     return _Place(part, size, follows.dim, follows.positions, samples)
+
+
+def numbers_of(
+    read: Read, part: Region, local_shape: tuple[int, ...], follows: Follows | None, size: tuple[int, int]
+) -> Numbers:
+    """Return the sketch of what a rank holds: ``part`` of a global tensor, which may follow samples."""
+    grid = Grid(_sides(part, local_shape, follows), size)
+    return grid.flat(read, part.dims[0]) if _is_flat(part, follows) else grid.product(read)
 
 
 def _sides(part: Region, local_shape: tuple[int, ...], follows: Follows | None) -> list[Side]:

@@ -107,6 +107,8 @@ def _difference(finding: Finding) -> Iterator[str]:
 
 def _extent(metrics: Metrics) -> str:
     error = "equal" if metrics.equal else f"relative L2 error {number(metrics.rel_l2)}"
+    if metrics.estimated:
+        error += f" ± {number(metrics.rel_l2_error)}, estimated from sketches"
     if metrics.outside is None:
         return f"{counted(metrics.elements, 'element')}, {error}"
     outside = round(metrics.outside * metrics.elements)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from tensortrace.diff.catalog import Catalog, Item, StepView
 from tensortrace.diff.compare import EPS
+from tensortrace.diff.estimate import is_estimate, vectors
 from tensortrace.diff.execute import Execution, Outcome
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.comparison import OneSided, StepPair
@@ -140,6 +141,7 @@ Detector = Callable[[Case], "Iterable[Proposal]"]
 
 def settle(case: Case, proposal: Proposal) -> Cause | None:
     """Test a proposal; return it as a cause if it brings the residual down to the floor, else None."""
+    proposal = _in_numbers(proposal)
     before = _distance(proposal.reference, proposal.actual)
     after = _distance(proposal.mistaken, proposal.actual)
     floor = max(case.floor, proposal.floor)
@@ -160,6 +162,16 @@ def settle(case: Case, proposal: Proposal) -> Cause | None:
         floor=floor,
         evidence=proposal.evidence,
     )
+
+
+def _in_numbers(proposal: Proposal) -> Proposal:
+    """Return a proposal with sketches as vectors in the place of tensors of which no more is known."""
+    sides = (proposal.mistaken, proposal.actual, proposal.reference)
+    if not any(is_estimate(value) for side in sides for value in side):
+        return proposal
+    found = [vectors(values) for values in zip(*sides, strict=True)]
+    mistaken, actual, reference = zip(*found, strict=True)
+    return replace(proposal, mistaken=mistaken, actual=actual, reference=reference)
 
 
 def _is_undone(proposal: Proposal) -> bool:

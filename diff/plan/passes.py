@@ -14,6 +14,7 @@ from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, one_for
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.dispatch import CLOSE
+from tensortrace.diff.estimate import NEEDS_VALUES
 from tensortrace.diff.objective import has_unknown_loss, weighed_sum
 from tensortrace.diff.orders import distance
 from tensortrace.diff.pairing import Pairing
@@ -43,6 +44,8 @@ from tensortrace.diff.plan.precision import (
 from tensortrace.diff.plan.weights import UNKNOWN_LOSS
 from tensortrace.diff.plan.whole import rank_by_rank
 from tensortrace.diff.rows import Row
+from tensortrace.diff.rowsketch import of_rows
+from tensortrace.diff.stream import Sketched, Streamed
 from tensortrace.tracer.types import ROOT, STAGE, Kind
 
 _OTHER_SUMS = "one run gives the gradient of all modules that take this tensor, the other that of this one"
@@ -251,8 +254,12 @@ def _known_arithmetic(
     return eps, terms, 2 * size_of_scores(users, scores, pair)  # errors of the target's score and of others
 
 
-def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair) -> Callable[[], Assembled]:
+def _loader(
+    slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
+) -> Callable[[], Assembled | Streamed]:
     pairing = pair.pairing if slot.phase == "train" else pair.eval_pairing
+    if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD) and any(item.bare for item in (*a, *b)):
+        return lambda: _estimates(slot, a, b, pair, pairing)
     if slot.kind == Kind.LOSS and slot.slot in SUMMED:
         if slot.phase == "eval":  # every rank may have evaluated the same rows: each counts once
             a, b = (_of_rows(side, items, pairing) for side, items in enumerate((a, b)))
@@ -287,6 +294,17 @@ def _loader(slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair
         return as_rows(where_both_count(found, a, b), pairing) if is_target(slot) else found
 
     return _or_dispatched(values, slot, a, b, pair, lambda: None)
+
+
+def _estimates(
+    slot: Slot, a: tuple[Item, ...], b: tuple[Item, ...], pair: StepPair, pairing: Pairing
+) -> Sketched:
+    """Return both sides of a boundary by their sketches, where some of it was not stored with its values."""
+    if slot.kind == Kind.ACTIVATION_GRAD and (calls_of_pass(slot, pair) or _lacks_gradients(pair)):
+        raise NotComparable(NEEDS_VALUES)
+    scale = gradient_scale(pair) if slot.kind == Kind.ACTIVATION_GRAD else None
+    additive = slot.kind == Kind.ACTIVATION_GRAD
+    return of_rows(a, b, (pair.a, pair.b), pairing, scale_b=scale, additive=additive)
 
 
 def _lacks_gradients(pair: StepPair) -> bool:
