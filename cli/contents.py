@@ -12,6 +12,7 @@ from tensortrace.tracer.codec_dtypes import size_bytes
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.reader_window import first_kept
+from tensortrace.tracer.replicas import is_spare
 from tensortrace.tracer.types import INIT_STEP, Drops, Entry, Environment, Kind, Promise, Window
 
 SCHEMA = "tensortrace.show/1"
@@ -28,7 +29,8 @@ class Shown(Struct, frozen=True, forbid_unknown_fields=True):
 class Sizes(Shown, frozen=True):
     """Boundaries and bytes: ``raw_bytes`` as the program held them, ``stored_bytes`` as files hold them.
 
-    Of ``sketches`` boundaries a sketch was kept in place of bytes, of ``statistics`` nothing but those.
+    Of ``sketches`` boundaries a sketch was kept in place of bytes, of ``statistics`` nothing but those; of
+    ``copies`` the bytes were left to another rank.
     """
 
     boundaries: int
@@ -36,6 +38,7 @@ class Sizes(Shown, frozen=True):
     stored_bytes: int
     sketches: int = 0
     statistics: int = 0
+    copies: int = 0
 
 
 class KindRow(Shown, frozen=True):
@@ -101,6 +104,7 @@ def contents_of(trace: Trace) -> Contents:
     """Sum up an open trace, from its indexes alone: no tensor is read."""
     entries = [(rank, entry) for rank in trace.ranks for entry in rank.entries]
     steps = {entry.step for rank, entry in entries if entry.step >= first_kept(rank.manifest)}
+    left = any(rank.copies is not None for rank in trace.ranks)
     manifests = [rank.manifest for rank in trace.ranks if rank.manifest]
     return Contents(
         path=str(trace.path),
@@ -110,8 +114,8 @@ def contents_of(trace: Trace) -> Contents:
         steps=tuple(sorted(steps - {INIT_STEP})),
         init=INIT_STEP in steps,
         microbatches=_microbatches(entry for _, entry in entries),
-        kinds=_kinds(entry for _, entry in entries),
-        total=sizes_of(entry for _, entry in entries),
+        kinds=_kinds((entry for _, entry in entries), left=left),
+        total=sizes_of((entry for _, entry in entries), left=left),
         absent=_absent(trace.ranks),
         promise=next((each.promise for each in (trace.manifest, *manifests) if each), Promise()),
         environment=_environment(trace),
@@ -119,25 +123,30 @@ def contents_of(trace: Trace) -> Contents:
     )
 
 
-def sizes_of(entries: Iterable[Entry]) -> Sizes:
-    """Add up entries; bytes that an earlier entry already holds are stored once and count once."""
-    boundaries = raw = stored = sketches = statistics = 0
+def sizes_of(entries: Iterable[Entry], *, left: bool) -> Sizes:
+    """Add up entries; bytes that an earlier entry already holds are stored once and count once.
+
+    ``left`` tells whether ranks left copies to each other.
+    """
+    boundaries = raw = stored = sketches = statistics = copies = 0
     for entry in entries:
         boundaries += 1
         raw += size_bytes(entry.dtype, entry.local_shape)
         stored += entry.blob.length if entry.blob else 0
         bare = entry.blob is None and entry.same_as is None
         sketches += bare and entry.sketch is not None
-        statistics += bare and entry.sketch is None
-    return Sizes(boundaries, raw, stored, sketches, statistics)
+        copied = left and bare and entry.sketch is None and is_spare(entry)
+        copies += copied
+        statistics += bare and entry.sketch is None and not copied
+    return Sizes(boundaries, raw, stored, sketches, statistics, copies)
 
 
-def _kinds(entries: Iterable[Entry]) -> tuple[KindRow, ...]:
+def _kinds(entries: Iterable[Entry], *, left: bool) -> tuple[KindRow, ...]:
     of_kind: dict[Kind, list[Entry]] = defaultdict(list)
     for entry in entries:
         of_kind[entry.kind].append(entry)
     return tuple(
-        KindRow(kind, len({entry.name for entry in of_kind[kind]}), sizes_of(of_kind[kind]))
+        KindRow(kind, len({entry.name for entry in of_kind[kind]}), sizes_of(of_kind[kind], left=left))
         for kind in Kind
         if kind in of_kind
     )
@@ -152,7 +161,7 @@ def _rank_row(rank: RankTrace) -> RankRow:
         device=manifest.device if manifest else None,
         steps=len({e.step for e in rank.entries if e.step >= first_kept(manifest)} - {INIT_STEP}),
         microbatches=_microbatches(rank.entries),
-        sizes=sizes_of(rank.entries),
+        sizes=sizes_of(rank.entries, left=rank.copies is not None),
         ended=manifest.ended if manifest else None,
         drops=manifest.drops if manifest else Drops(),
         window=manifest.window if manifest else None,

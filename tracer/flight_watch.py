@@ -19,7 +19,7 @@ SPIKE_TIMES = 10.0
 REMEMBERED = 64
 """Steps whose losses make the median and the spread."""
 
-BEFORE_JUDGING = 16
+BEFORE_JUDGING = 8
 """A loss is judged once so many steps went before it."""
 
 LEAST_SPREAD = 0.01
@@ -64,6 +64,8 @@ class Watch:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, float] = {}
         self._loss: Entry | None = None
+        self._roots: list[Entry] = []
+        self._scaled = False
         self._updates: list[bool] = []
 
     def see(self, entry: Entry) -> None:
@@ -77,6 +79,7 @@ class Watch:
             self._see_loss(entry, stats.mean)
         if entry.kind is Kind.SCHEDULE and entry.slot == "skipped" and stats.mean is not None:
             self._updates.append(stats.mean == 0)
+        self._scaled = self._scaled or (entry.kind is Kind.SCHEDULE and entry.slot == "scale")
 
     def end_step(self, step: int) -> Triggered | None:
         """Judge the step, and begin another; return what set off a trigger, the first in order of events."""
@@ -110,23 +113,40 @@ class Watch:
         return min(found, key=lambda entry: entry.event, default=None)
 
     def _see_loss(self, entry: Entry, value: float) -> None:
-        if entry.slot == "sum":
+        if entry.name == _BACKWARD:
+            self._roots.append(entry)
+        elif entry.slot == "sum":
             self._sums[entry.name] = self._sums.get(entry.name, 0.0) + value
             self._loss = self._loss or entry
         elif entry.slot == "count":
             self._counts[entry.name] = self._counts.get(entry.name, 0.0) + value
 
+    def _loss_of_step(self) -> tuple[Entry, float] | None:
+        """Return L and an entry that it is of; None where the step has none that is finite.
+
+        L is the sum, over the losses by name, of sum over count; of losses that are not known, the mean of
+        what backward started from, unless a loss scaler scales it.
+        """
+        counted = [name for name, count in self._counts.items() if count and name in self._sums]
+        if self._loss is not None and counted:
+            found = self._loss, sum(self._sums[name] / self._counts[name] for name in counted)
+        elif self._roots and not self._scaled:
+            values = [root.stats.mean for root in self._roots if root.stats and root.stats.mean is not None]
+            found = self._roots[0], sum(values) / len(values)
+        else:
+            return None
+        return found if math.isfinite(found[1]) else None
+
     def _spike(self) -> tuple[Entry, str] | None:
-        """Judge L, the sum over the losses of sum over count, against the steps before; then remember it.
+        """Judge L, the loss per token of the step, against those of the steps before; then remember it.
 
         With m the median of the latest L and s = 1.4826 median |L - m|, at least 0.01 |m|, a spike is
         L > m + K s.
         """
-        loss = sum(
-            self._sums[name] / count for name, count in self._counts.items() if count and name in self._sums
-        )
-        if self._spike_times is None or self._loss is None or not math.isfinite(loss):
+        found = self._loss_of_step()
+        if self._spike_times is None or found is None:
             return None
+        entry, loss = found
         known = list(self._losses)
         self._losses.append(loss)
         if len(known) < BEFORE_JUDGING:
@@ -136,8 +156,10 @@ class Watch:
         limit = middle + self._spike_times * max(spread, LEAST_SPREAD * abs(middle))
         if loss <= limit:
             return None
-        text = f"loss per token {loss:.6g}, above {limit:.6g} (median of {len(known)} steps {middle:.6g})"
-        return self._loss, text
+        return (
+            entry,
+            f"loss per token {loss:.6g}, above {limit:.6g} (median of {len(known)} steps {middle:.6g})",
+        )
 
 
 def _may_overflow(entry: Entry) -> bool:

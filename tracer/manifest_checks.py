@@ -146,7 +146,11 @@ def check_rank_manifest(manifest: RankManifest) -> None:
 def _check_window(window: Window) -> None:
     _number("window.first", window.first, least=-1)
     _number("window.last", window.last or 0, least=-1)
+    for note in window.notes:
+        _text("window.notes", note)
     if (found := window.triggered) is not None:
+        for field in ("trigger", "name", "slot", "text"):
+            _text(f"window.triggered.{field}", getattr(found, field) or "-")
         _number("window.triggered.step", found.step, least=-1)
         _number("window.triggered.event", found.event or 0)
         _number("window.triggered.microbatch", found.microbatch or 0)

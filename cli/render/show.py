@@ -133,6 +133,8 @@ def _kinds(page: Page, contents: Contents) -> None:
             f"of {total.sketches:,} boundaries a sketch was kept in place of values, "
             f"of {total.statistics:,} digest and statistics alone"
         )
+    if total.copies:
+        page.line(f"the bytes of {counted(total.copies, 'boundary')} were left to a rank that has a copy")
 
 
 def _sizes(sizes: Sizes) -> tuple[str, str, str]:

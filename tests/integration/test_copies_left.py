@@ -87,6 +87,13 @@ def test_show_says_where_a_copy_is(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "stored by another rank, which has a copy" in capsys.readouterr().out
 
 
+def test_show_counts_what_was_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["show", str(two_ranks(tmp_path, BIG))]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the bytes of 1 boundary were left to a rank that has a copy" in said
+    assert "statistics alone" not in said
+
+
 def trained(judge: Judge, **fields: object) -> Path:
     return judge.write(Program(ranks=2), **fields)
 

@@ -124,9 +124,21 @@ def test_losses_that_hardly_move_have_a_least_spread() -> None:
     assert losses(watch, [2.0] * 16 + [2.19, 2.21]) == [17]
 
 
-def test_no_spike_is_seen_before_sixteen_steps() -> None:
-    assert losses(Watch(["loss-spike"], sees_updates=True), [1.0] * 15 + [99.0]) == []
-    assert losses(Watch(["loss-spike"], sees_updates=True), [1.0] * 16 + [99.0]) == [16]
+def test_no_spike_is_seen_before_eight_steps() -> None:
+    assert losses(Watch(["loss-spike"], sees_updates=True), [1.0] * 7 + [99.0]) == []
+    assert losses(Watch(["loss-spike"], sees_updates=True), [1.0] * 8 + [99.0]) == [8]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_loss_that_is_not_known_is_what_backward_starts_from_unless_scaled(scaled: bool) -> None:
+    """A scale that doubles would look like a spike."""
+    watch = Watch(["loss-spike"], sees_updates=True)
+    scale = [number(Kind.SCHEDULE, 2.0, "scaler.0", "scale")] * scaled
+    found = [
+        step_of(watch, step, number(Kind.LOSS, value, "backward", "value"), *scale)
+        for step, value in enumerate([1.0] * 8 + [2.0])
+    ]
+    assert [each is not None for each in found] == [False] * 8 + [not scaled]
 
 
 def test_only_the_triggers_asked_for_are_watched() -> None:

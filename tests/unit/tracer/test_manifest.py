@@ -233,6 +233,11 @@ def test_a_newer_format_is_refused_before_its_other_keys_are_looked_at(tmp_path:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
+        ({"window": {"first": -2}}, "window.first"),
+        ({"window": {"notes": ["a\nb"]}}, "window.notes"),
+        ({"window": {"triggered": {"trigger": "x", "step": -2, "at": 0}}}, "window.triggered.step"),
+        ({"window": {"triggered": {"trigger": "\x1b[2J", "step": 1, "at": 0}}}, "window.triggered.trigger"),
+        ({"window": {"triggered": {"trigger": "x", "step": 1, "at": -1}}}, "window.triggered.at"),
         ({"format": "1"}, "format"),
         ({"format": True}, "format"),
         ({"format": 0}, "format"),
