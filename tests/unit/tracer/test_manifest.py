@@ -30,6 +30,7 @@ from tensortrace.tracer.types import (
     Placement,
     RankManifest,
     Shard,
+    Sketch,
     Stats,
 )
 
@@ -66,7 +67,7 @@ FULL = an_entry(
     producers=(1, 7),
     meta=Meta(training=True, source="train.py:12", members=("a", "b"), total=True),
     stats=Stats(6, minimum=-1.0, maximum=2.0, mean=0.5, l2=3.25),
-    sketch="AAAA",
+    sketch=Sketch("AAAAAAAAAAAAAAAAAAAAAA==", size=(2, 2)),
 )
 
 
