@@ -11,7 +11,7 @@ from msgspec import Struct
 from tensortrace.tracer.codec_dtypes import size_bytes
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
-from tensortrace.tracer.reader_window import first_kept
+from tensortrace.tracer.reader_window import common, first_kept, span
 from tensortrace.tracer.replicas import is_spare
 from tensortrace.tracer.types import INIT_STEP, Drops, Entry, Environment, Kind, Promise, Window
 
@@ -83,7 +83,10 @@ class Run(Shown, frozen=True):
 
 
 class Contents(Shown, frozen=True, kw_only=True):
-    """A whole trace. ``steps`` are those recorded, without ``init``; ``microbatches`` the most in a step."""
+    """A whole trace. ``steps`` are those recorded, without ``init``; ``microbatches`` the most in a step.
+
+    ``common`` is None where ranks keep all their steps, else the first and last that all ranks have.
+    """
 
     path: str
     run: Run | None
@@ -98,6 +101,7 @@ class Contents(Shown, frozen=True, kw_only=True):
     promise: Promise
     environment: Environment
     problems: tuple[str, ...]
+    common: tuple[int, ...] | None = None
 
 
 def contents_of(trace: Trace) -> Contents:
@@ -120,7 +124,16 @@ def contents_of(trace: Trace) -> Contents:
         promise=next((each.promise for each in (trace.manifest, *manifests) if each), Promise()),
         environment=_environment(trace),
         problems=trace.problems,
+        common=_common(trace),
     )
+
+
+def _common(trace: Trace) -> tuple[int, ...] | None:
+    """Return the first and the last step that all ranks kept, () for none, of ranks that dropped others."""
+    if not any(rank.manifest and rank.manifest.window for rank in trace.ranks):
+        return None
+    first, last = common([span(rank.manifest, rank.entries) for rank in trace.ranks])
+    return (max(first, 0), last) if first <= last else ()
 
 
 def sizes_of(entries: Iterable[Entry], *, left: bool) -> Sizes:

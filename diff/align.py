@@ -64,9 +64,17 @@ def align_steps(a: Catalog, b: Catalog, request: str | None) -> Alignment:
         raise BadRequest(
             "the traces have no step in common",
             found=f"steps {a.steps[0]}-{a.steps[-1]} and {b.steps[0]}-{b.steps[-1]}",
-            remedy="say which steps meet with --align b:STEP=a:STEP",
+            remedy=_remedy(a, b),
         )
     return Alignment(offset, steps, notes)
+
+
+def _remedy(a: Catalog, b: Catalog) -> str:
+    say = "say which steps meet with --align b:STEP=a:STEP"
+    for kept, other in ((a, "b"), (b, "a")):
+        if any(rank.manifest and rank.manifest.window for rank in kept.trace.ranks):
+            return f"record {other} with --steps {kept.steps[0]}-{kept.steps[-1]}, or {say}"
+    return say
 
 
 def _requested(request: str, a: Catalog, b: Catalog) -> int:

@@ -22,6 +22,8 @@ def lines(contents: Contents) -> Iterator[tuple[str, str]]:
             yield "kept:", f"{_asked(contents.promise)}: steps 0-{first - 1} not kept ({ranks(whose)})"
         else:
             yield "kept:", f"{_asked(contents.promise)}: there were no more ({ranks(whose)})"
+    if len(rows) > 1 and contents.common is not None:
+        yield "common:", f"steps {contents.common[0]}-{contents.common[1]}" if contents.common else "no step"
     told = [(row, window) for row, window in rows if window.triggered is not None]
     yield from (_trigger(row, window) for row, window in told[:_SHOWN])
     if len(told) > _SHOWN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,7 @@ def test_show_says_what_triggered_and_the_diff_what_was_kept(
     assert any("rank 0 ended its recording on nonfinite in step 4" in note for note in result.notes)
 
 
-def two_ranks(root: Path, windows: list[tuple[int, ...]]) -> Path:
+def two_ranks(root: Path, windows: Sequence[tuple[int, ...]]) -> Path:
     """Write a trace whose ranks have steps of a parameter each, of which the first is not kept."""
     value = np.ones(3, "f4")
     ranks = [
@@ -94,8 +95,11 @@ def two_ranks(root: Path, windows: list[tuple[int, ...]]) -> Path:
     return write_trace(root, ranks, promise=Promise(keep_last=2), window=Window(first))
 
 
+SOME, NONE = [(3, 4, 5), (3, 4, 5, 6)], [(1, 2, 3), (8, 9, 10)]
+
+
 def test_ranks_are_compared_in_their_common_steps(tmp_path: Path) -> None:
-    trace, notes = windowed(Trace.open(two_ranks(tmp_path, [(3, 4, 5), (3, 4, 5, 6)])))
+    trace, notes = windowed(Trace.open(two_ranks(tmp_path, SOME)))
     assert [[(e.step, e.slot) for e in rank.entries] for rank in trace.ranks] == [
         [(4, "start"), (4, "model"), (5, "model")]
     ] * 2
@@ -104,6 +108,21 @@ def test_ranks_are_compared_in_their_common_steps(tmp_path: Path) -> None:
 
 
 def test_ranks_without_a_common_step_are_refused(tmp_path: Path) -> None:
-    trace = Trace.open(two_ranks(tmp_path, [(1, 2, 3), (8, 9, 10)]))
+    trace = Trace.open(two_ranks(tmp_path, NONE))
     with pytest.raises(BadRequest, match="no step in common"):
         windowed(trace)
+
+
+def test_show_says_which_steps_all_ranks_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some, none = (two_ranks(tmp_path / name, steps) for name, steps in (("a", SOME), ("b", NONE)))
+    assert run(["show", str(some)]) == run(["show", str(none)]) == 0
+    said = capsys.readouterr().out
+    assert "common: steps 4-5" in said
+    assert "common: no step" in said
+
+
+def test_a_window_elsewhere_tells_which_steps_to_record(tmp_path: Path) -> None:
+    train(tmp_path / "a", keep_last=2, trigger="nonfinite", nan_at=3)
+    train(tmp_path / "b", keep_last=2)
+    with pytest.raises(BadRequest, match="record b with --steps 2-3, or say which steps meet"):
+        compare(tmp_path / "a", tmp_path / "b")
