@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from tensortrace.tracer.codec_dtypes import Bytes
 from tensortrace.tracer.levels import Levels
 from tensortrace.tracer.replicas import is_spare
@@ -22,14 +24,24 @@ class Kept(NamedTuple):
 
 _IN_FULL, _STATS = Kept(), Kept(in_full=False)
 
+_SELECTION: dict[str, tuple[object, ...]] = {
+    "steps": (), "kinds": (), "include": (), "exclude": (), "zoom": (), "zoom_steps": (),
+}  # fmt: skip
+"""The fields of a promise that say which boundaries there are, not how they are kept."""
+
 
 class Keeping:
-    """Sees every boundary of one rank in order; used by its writer thread."""
+    """Sees every boundary of one rank in order; used by its writer thread.
+
+    ``needs_bytes`` tells whether it may want to see, or keep, the bytes of a boundary whose content is known
+    already: so it is wherever the promise is more than full values of a selection.
+    """
 
     def __init__(self, promise: Promise) -> None:
         """Raise ValueError for levels that are none."""
         self._levels = Levels(promise)
         self._spares = promise.dedup_replicas
+        self.needs_bytes = msgspec.structs.replace(promise, **_SELECTION) != Promise()
         self._sketcher = Sketcher() if Levels.sketches(promise) else None
 
     def know(self, meshes: Mapping[str, Mesh]) -> None:

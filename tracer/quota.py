@@ -8,8 +8,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from tensortrace.tracer.codec_dtypes import size_bytes
 from tensortrace.tracer.settings import Settings
-from tensortrace.tracer.staging import Store
+from tensortrace.tracer.staging import Remembering, Store
 from tensortrace.tracer.types import Boundary, Entry
 
 LOOK_EVERY_BYTES = 16 << 20
@@ -36,11 +37,29 @@ class Metered:
 
     def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> object:
         """Store one boundary, or drop it where a limit has been reached."""
+        if self._drops(boundary):
+            return None
+        return self._count(self._store.append(boundary, payload))
+
+    @property
+    def remembers(self) -> int:
+        """For how many further boundaries the store behind this one knows a content."""
+        return self._store.remembers if isinstance(self._store, Remembering) else 0
+
+    def append_known(self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None) -> object:
+        """Store one boundary whose digest is known, or drop it where a limit has been reached."""
+        if self._drops(boundary):
+            return None
+        assert isinstance(self._store, Remembering)
+        return self._count(self._store.append_known(boundary, digest, payload))
+
+    def _drops(self, boundary: Boundary) -> bool:
         self.full = self.full or self._limit_reached()
         if self.full:
-            self._on_drop(self.full, payload.nbytes)
-            return None
-        entry = self._store.append(boundary, payload)
+            self._on_drop(self.full, size_bytes(boundary.dtype, boundary.local_shape))
+        return self.full is not None
+
+    def _count(self, entry: object) -> object:
         if isinstance(entry, Entry) and entry.blob is not None:
             self._written += entry.blob.length
         return entry

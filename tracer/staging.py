@@ -6,21 +6,26 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tensortrace.tracer.codec_values import digest
 from tensortrace.tracer.copies import Wait, copy_bytes, host_memory
-from tensortrace.tracer.ring import Ring
+from tensortrace.tracer.latest import Latest
+from tensortrace.tracer.room import Room
 from tensortrace.tracer.settings import Pressure
 from tensortrace.tracer.types import Boundary
 
-WAKE_BYTES = 1 << 20
+WAKE_BYTES = 4 << 20
 LINGER_S = 0.05
 """The writer is woken for this much, and looks for less this often: a wake-up for every small tensor
 would hand the interpreter lock to and fro, which costs training more than the copy."""
+
+MOST_QUEUED = 1 << 15
+"""Boundaries that may wait, however small: a record of one takes a KiB beside its bytes."""
 
 GIVE_UP_S = 60.0
 """At the end of a program we wait for the writer as long as it gets something done in this time."""
@@ -36,9 +41,26 @@ class Store(Protocol):
         """Store one boundary."""
 
 
+@runtime_checkable
+class Remembering(Store, Protocol):
+    """A store that knows its latest contents by their digests.
+
+    After ``append_known`` with a payload its content is known for the next ``remembers`` calls of either
+    method at least, as it is after one without: these have the bytes of a known content. The digest is that
+    of an index line; where ``remembers`` is 0 no content is known.
+    """
+
+    @property
+    def remembers(self) -> int:
+        """For how many further boundaries a content is known."""
+
+    def append_known(self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None) -> object:
+        """Store one boundary with this digest, whose bytes are ``payload`` or, without it, known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Host memory lent to one boundary; ``offset`` is None for memory outside the ring."""
+    """Host memory lent to one boundary; ``offset`` is None for memory outside the room."""
 
     offset: int | None
     memory: torch.Tensor
@@ -46,14 +68,23 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """A boundary whose bytes are in host memory once ``wait`` has returned."""
+    """A boundary whose bytes are in host memory once ``wait`` has returned; their digest, if it is known."""
 
     boundary: Boundary
     lease: Lease
     wait: Wait | None
+    digest: str | None
 
 
-_Job = _Copied | Callable[[], None]
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """A boundary whose bytes the store knows."""
+
+    boundary: Boundary
+    digest: str
+
+
+_Job = _Copied | _Repeated | Callable[[], None]
 
 
 class Stage:
@@ -62,6 +93,10 @@ class Stage:
     ``lend``, ``put`` and ``run_in_order`` may be called from several training threads.
     ``on_error`` and ``on_end`` are called on the writer thread: on the first failure of the store, and
     last of all. A tensor larger than the whole buffer is admitted alone, when the queue is empty.
+
+    With a store that remembers, a copy on the host is hashed while it is warm: of a content that the store
+    knows nothing is kept here and nothing done again. Nothing but the bytes tells: neither address nor
+    version of a tensor changes with all that may be written to it.
     """
 
     def __init__(
@@ -74,10 +109,12 @@ class Stage:
         on_end: Callable[[], None],
     ) -> None:
         self._store = store
+        self._remembering = store if isinstance(store, Remembering) and store.remembers else None
+        self._latest = Latest(self._remembering.remembers if self._remembering else 0)
         self._pressure = pressure
         self._on_error = on_error
         self._on_end = on_end
-        self._ring = Ring(capacity)
+        self._room = Room(capacity)
         self._memory: torch.Tensor | None = None
         self._oversized = False
         self._queue: deque[_Job] = deque()
@@ -111,13 +148,13 @@ class Stage:
         The two are apart because a boundary gets its event number, under the caller's lock, only once its
         bytes are safe.
         """
-        size = lease.memory.numel()
         try:
             wait = copy_bytes(tensor, lease.memory)
+            found = self._digest(tensor, lease) if wait is None and self._remembering else None
         except BaseException:
             self._give_back(lease)
             raise
-        return lambda boundary: self._push(_Copied(boundary, lease, wait), size)
+        return lambda boundary: self._push_boundary(_Copied(boundary, lease, wait, found))
 
     def run_in_order(self, job: Callable[[], None]) -> None:
         """Call ``job`` on the writer thread, after all that is queued already."""
@@ -146,26 +183,45 @@ class Stage:
         """Tell whether this is the writer thread."""
         return thread is self._thread
 
+    def _digest(self, tensor: torch.Tensor, lease: Lease) -> str:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return digest(dtype, tuple(tensor.shape), lease.memory.numpy())
+
     def _try_lend(self, size: int, tensor: torch.Tensor) -> Lease | None:
-        if size > self._ring.capacity:
-            if self._oversized or not self._ring.empty:
+        if len(self._queue) >= MOST_QUEUED:
+            return None
+        if size > self._room.capacity:
+            if self._oversized or not self._room.empty:
                 return None
             self._oversized = True
             return Lease(None, host_memory(size, like=tensor))
-        offset = self._ring.reserve(size)
+        offset = self._room.reserve(size)
         if offset is None:
             return None
         if self._memory is None:
-            self._memory = host_memory(self._ring.capacity, like=tensor)
+            self._memory = host_memory(self._room.capacity, like=tensor)
         return Lease(offset, self._memory[offset : offset + size])
 
     def _give_back(self, lease: Lease) -> None:
         with self._changed:
-            if lease.offset is None:
-                self._oversized = False
-            else:
-                self._ring.release(lease.offset)
+            self._release(lease)
             self._changed.notify_all()
+
+    def _release(self, lease: Lease) -> None:
+        if lease.offset is None:
+            self._oversized = False
+        else:
+            self._room.release(lease.offset)
+
+    def _push_boundary(self, job: _Copied) -> None:
+        """Queue a boundary, without its bytes where the store will know them by then."""
+        with self._changed:
+            if job.digest is not None and self._latest.holds(job.digest):
+                self._release(job.lease)  # and wake nobody: the writer has nothing to do yet
+                self._push(_Repeated(job.boundary, job.digest))
+            else:
+                self._push(job, job.lease.memory.numel())
+            self._latest.add(job.digest)
 
     def _push(self, job: _Job, size_bytes: int = 0) -> None:
         with self._changed:
@@ -194,13 +250,21 @@ class Stage:
             return self._queue.popleft() if self._queue else None
 
     def _do(self, job: _Job) -> None:
+        if isinstance(job, _Repeated):
+            assert self._remembering is not None
+            self._remembering.append_known(job.boundary, job.digest, None)
+            return
         if not isinstance(job, _Copied):
             job()
             return
         try:
             if job.wait is not None:
                 job.wait()
-            self._store.append(job.boundary, job.lease.memory.numpy())
+            data = job.lease.memory.numpy()
+            if self._remembering is None or job.digest is None:
+                self._store.append(job.boundary, data)
+            else:
+                self._remembering.append_known(job.boundary, job.digest, data)
         finally:
             self._give_back(job.lease)
 

@@ -71,8 +71,12 @@ class Key(NamedTuple):
     call: int
 
 
-class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of all records that are written to files."""
+class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """Base of all records that are written to files.
+
+    None is part of a cycle, so the garbage collector, which runs more often the more it has to look after in
+    the program that is recorded, needs to know of none.
+    """
 
 
 class Mesh(Record, frozen=True):

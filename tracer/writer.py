@@ -24,6 +24,9 @@ from tensortrace.tracer.writer_segment import SegmentWriter
 RESERVED_BYTES = 256 << 10
 SEGMENT_BYTES = 1 << 30
 SEAL_AT_STEP_BYTES = 64 << 20
+REMEMBERED = 1 << 16
+"""Distinct contents that are known by their digests: hundreds of bytes of memory each."""
+
 _MAX_SHARDS = 1 << 16
 _IN_FULL = Promise()
 
@@ -47,8 +50,8 @@ class RankWriter:
     """
 
     def __init__(
-        self, root: Path, rank: int, *, attempt: int = 0, compress: Compress = "auto", dedup: int = 1 << 18,
-        promise: Promise = _IN_FULL,
+        self, root: Path, rank: int, *, attempt: int = 0, compress: Compress = "auto",
+        dedup: int = REMEMBERED, promise: Promise = _IN_FULL,
     ) -> None:  # fmt: skip
         """Create ``root/rankNNNNN``; ``dedup`` is how many of the latest distinct tensors are remembered.
 
@@ -76,25 +79,44 @@ class RankWriter:
         OSError where they cannot be written, TraceError where the boundary can't be (unknown dtype, wrong
         size, a name that no reader accepts).
         """
+        data = _flat_bytes(payload)
+        self._check_size(boundary, data)
+        return self.append_known(boundary, digest(boundary.dtype, boundary.local_shape, data), data)
+
+    @property
+    def remembers(self) -> int:
+        """For how many further boundaries a content is known; 0 where each is looked at again anyhow."""
+        return 0 if self._keeping.needs_bytes else self._dedup
+
+    def append_known(self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None) -> Entry:
+        """Store one boundary whose digest is known; without a payload also its content must be.
+
+        TraceError where it is not.
+        """
         if self._index.closed:
             raise TraceError(f"{self.folder}: appended to after it was closed")
-        data = _flat_bytes(payload)
-        size = size_bytes(boundary.dtype, boundary.local_shape)
-        if data.size != size:
-            raise TraceError(f"{boundary.name}: {data.size} bytes", expected=f"{size}")
+        if payload is None and digest not in self._seen:
+            raise TraceError(f"event {boundary.event}: its content is not known")
+        data = _flat_bytes(payload) if payload is not None else np.empty(0, np.uint8)
+        if payload is not None:
+            self._check_size(boundary, data)
         segment = self._segment_with_room(boundary)
         before = segment.size
         try:
-            entry = self._store(segment, boundary, data)
+            entry = self._store(segment, boundary, digest, data)
         except BaseException:
             segment.rollback(before)
             raise
         self._remember(segment, boundary, entry)
         return entry
 
-    def _store(self, segment: SegmentWriter, boundary: Boundary, data: Bytes) -> Entry:
+    def _check_size(self, boundary: Boundary, data: Bytes) -> None:
+        size = size_bytes(boundary.dtype, boundary.local_shape)
+        if data.size != size:
+            raise TraceError(f"{boundary.name}: {data.size} bytes", expected=f"{size}")
+
+    def _store(self, segment: SegmentWriter, boundary: Boundary, hexdigest: str, data: Bytes) -> Entry:
         """Write the frames, then the record, then the index line; memory changes only afterwards."""
-        hexdigest = digest(boundary.dtype, boundary.local_shape, data)
         event, stats = self._seen.get(hexdigest, (None, None))
         if stats is None:
             stats = statistics(boundary.dtype, data)
@@ -125,6 +147,7 @@ class RankWriter:
             self._remember_digest(entry, entry.event)
         elif entry.same_as is not None:
             segment.header.add_alias(boundary, entry.same_as)
+            self._seen[entry.digest] = self._seen.pop(entry.digest)  # the latest now
         else:
             segment.header.add_unstored(boundary)
             self._remember_digest(entry, None)

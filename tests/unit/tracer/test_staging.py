@@ -24,7 +24,7 @@ class Gate:
     def __init__(self, *, is_open: bool = True, error_at: int | None = None) -> None:
         self.opened = threading.Event()
         self.entered = threading.Event()
-        self.got: list[tuple[int, bytes]] = []
+        self.got: list[tuple[int, bytes | None]] = []
         self._error_at = error_at
         if is_open:
             self.opened.set()
@@ -182,4 +182,60 @@ def test_a_writer_that_gets_nothing_done_is_given_up(monkeypatch: pytest.MonkeyP
     assert not rig.stage.close()
     store.opened.set()
     monkeypatch.setattr(staging, "GIVE_UP_S", PATIENCE_S)
+    assert rig.stage.close()
+
+
+class Memory(Gate):
+    """A store that remembers contents; ``got`` has None for bytes that it was not given again."""
+
+    remembers = 8
+
+    def append_known(self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None) -> None:
+        self.opened.wait(PATIENCE_S)
+        self.got.append((boundary.event, None if payload is None else payload.tobytes()))
+
+
+def test_a_content_that_the_store_knows_is_not_given_again() -> None:
+    store = Memory(is_open=False)
+    rig = Rig(store, capacity=128)
+    one, other = torch.ones(16), torch.full((4, 4), 1.0)
+    bytes_of_one = one.numpy().tobytes()
+    assert all(rig.add(tensor) for tensor in (one, one.clone(), other, one)), "room for two suffices"
+    one.data.mul_(1.0)
+    assert rig.add(one)
+    store.opened.set()
+    assert rig.stage.close()
+    assert store.got == [(0, bytes_of_one), (1, None), (2, bytes_of_one), (3, None), (4, None)]
+
+
+def test_a_write_that_no_version_tells_of_is_seen() -> None:
+    store = Memory()
+    rig = Rig(store)
+    tensor = torch.ones(4)
+    assert rig.add(tensor)
+    version = tensor._version
+    tensor.data.mul_(2.0)
+    assert tensor._version == version
+    assert rig.add(tensor)
+    assert rig.stage.close()
+    assert store.got[1] == (1, np.full(4, 2, np.float32).tobytes())
+
+
+def test_a_content_that_the_store_may_have_forgotten_is_given_again() -> None:
+    store = Memory()
+    rig = Rig(store)
+    for number in (0, 1, 2, 3, 4, 0):
+        assert rig.add(torch.full((4,), float(number)))
+    assert rig.stage.close()
+    assert all(payload is not None for _, payload in store.got)
+
+
+def test_boundaries_that_wait_are_counted_however_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "MOST_QUEUED", 3)
+    store = Gate(is_open=False)
+    rig = Rig(store, capacity=1 << 20, pressure="drop")
+    assert rig.add(torch.ones(1))
+    assert store.entered.wait(PATIENCE_S)
+    assert [rig.add(torch.ones(1)) for _ in range(4)] == [True, True, True, False]
+    store.opened.set()
     assert rig.stage.close()

@@ -12,7 +12,7 @@ import pytest
 from tensortrace.tracer import writer as writer_module
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.reader import Trace, check
-from tensortrace.tracer.types import Entry, Placement, RankManifest, Shard
+from tensortrace.tracer.types import Entry, Placement, Promise, RankManifest, Shard
 from tensortrace.tracer.writer import RankWriter
 from tests.synthetic import boundary_of
 
@@ -222,3 +222,31 @@ def test_a_full_disk_costs_the_boundary_being_written_and_no_other(
     for entry in rank.entries[1:]:
         np.testing.assert_array_equal(rank.read(entry), np.full(50, entry.event, "<f4"))
     assert damage(tmp_path) == []
+
+
+def test_a_boundary_of_known_content_needs_no_bytes(tmp_path: Path) -> None:
+    with RankWriter(tmp_path, 0) as writer:
+        first = append(writer, 0)
+        again = writer.append_known(boundary_of(1, ONES), first.digest, None)
+        with pytest.raises(TraceError, match="not known"):
+            writer.append_known(boundary_of(2, ONES), "0" * 32, None)
+    assert (again.same_as, again.stats, again.blob) == (0, first.stats, None)
+    assert damage(tmp_path) == []
+
+
+def test_a_content_that_occurs_again_is_forgotten_later(tmp_path: Path) -> None:
+    with RankWriter(tmp_path, 0, dedup=2) as writer:
+        for event, factor in enumerate((0, 1, 0, 2)):
+            append(writer, event, factor * ONES)
+        kept = append(writer, 4, 0 * ONES)
+    assert kept.same_as == 0
+
+
+@pytest.mark.parametrize(
+    ("promise", "remembers"), [(Promise(steps=((0, 3),)), True), (Promise(level="stats"), False)]
+)
+def test_contents_count_as_known_only_where_all_is_kept_in_full(
+    tmp_path: Path, promise: Promise, remembers: bool
+) -> None:
+    with RankWriter(tmp_path, 0, promise=promise) as writer:
+        assert bool(writer.remembers) == remembers

@@ -5,35 +5,44 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensortrace.tracer.ring import ALIGNMENT, Ring
+from tensortrace.tracer.room import ALIGNMENT, Room
 
 
-def test_an_empty_ring_starts_again_at_its_front() -> None:
-    ring = Ring(1024)
+def test_the_front_is_used_again_as_soon_as_it_is_free() -> None:
+    room = Room(1024)
     for _ in range(10):
-        offset = ring.reserve(300)
+        offset = room.reserve(300)
         assert offset == 0
-        ring.release(offset)
+        room.release(offset)
 
 
-def test_a_full_ring_gives_nothing_until_its_oldest_is_back() -> None:
-    ring = Ring(256)
-    offsets = [ring.reserve(64) for _ in range(4)]
-    assert offsets == [0, 64, 128, 192]
-    assert ring.reserve(1) is None
-    ring.release(64)
-    assert ring.reserve(1) is None, "the oldest is still out"
-    ring.release(0)
-    assert ring.reserve(100) == 0
+def test_memory_is_touched_no_further_than_it_was_needed_at_once() -> None:
+    room = Room(1 << 20)
+    out = [room.reserve(64) for _ in range(4)]
+    assert out == [0, 64, 128, 192]
+    for _ in range(100):
+        room.release(out.pop(0))
+        out.append(room.reserve(64))
+    assert max(out) == 192
+
+
+def test_a_full_room_gives_what_came_back() -> None:
+    room = Room(256)
+    assert [room.reserve(64) for _ in range(4)] == [0, 64, 128, 192]
+    assert room.reserve(1) is None
+    room.release(64)
+    assert room.reserve(65) is None
+    room.release(0)
+    assert room.reserve(100) == 0
 
 
 def test_more_than_the_capacity_is_never_given() -> None:
-    assert Ring(128).reserve(129) is None
+    assert Room(128).reserve(129) is None
 
 
 def test_a_tensor_without_elements_has_a_place_of_its_own() -> None:
-    ring = Ring(128)
-    assert (ring.reserve(0), ring.reserve(0), ring.reserve(0)) == (0, ALIGNMENT, None)
+    room = Room(128)
+    assert (room.reserve(0), room.reserve(0), room.reserve(0)) == (0, ALIGNMENT, None)
 
 
 @given(
@@ -42,10 +51,10 @@ def test_a_tensor_without_elements_has_a_place_of_its_own() -> None:
 def test_stretches_lie_inside_are_aligned_and_never_overlap(
     capacity: int, wishes: list[tuple[int, bool]], data: st.DataObject
 ) -> None:
-    ring = Ring(capacity)
+    room = Room(capacity)
     out: dict[int, int] = {}
     for size, give_back in wishes:
-        offset = ring.reserve(size)
+        offset = room.reserve(size)
         if offset is not None:
             assert offset % ALIGNMENT == 0
             assert 0 <= offset
@@ -56,7 +65,7 @@ def test_stretches_lie_inside_are_aligned_and_never_overlap(
         if give_back and out:
             chosen = data.draw(st.sampled_from(sorted(out)))
             del out[chosen]
-            ring.release(chosen)
+            room.release(chosen)
     for offset in list(out):
-        ring.release(offset)
-    assert ring.empty
+        room.release(offset)
+    assert room.empty
