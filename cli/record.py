@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast, get_args
 
 import click
 
 from tensortrace.cli.render.live import Live, ending
 from tensortrace.tracer import launch
 from tensortrace.tracer.options import parse_start, resolve
+from tensortrace.tracer.settings import Compress
 
 
 @click.command("record", context_settings={"allow_interspersed_args": False})
@@ -73,7 +75,11 @@ from tensortrace.tracer.options import parse_start, resolve
     metavar="SECONDS",
     help="Print each rank's last boundary when none makes progress for so long; 0 never.",
 )
-@click.option("--compress", type=click.Choice(["auto", "off"]), default="auto", help="Compression.")
+@click.option(
+    "--compress", type=click.Choice(get_args(Compress)), default="auto",
+    help="How tensors are held: byte planes, compressed fast (planes) or as far as possible (best); as they "
+    "are (none); planes unless writing falls behind (auto).",
+)  # fmt: skip
 @click.option(
     "--layout",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -128,7 +134,7 @@ def command(
         zoom=zoom, zoom_steps=zoom_steps, level=level, full_at=full_at,
         dedup_replicas=dedup_replicas, keep_last=keep_last, trigger=trigger, after=after, buffer=buffer,
         on_pressure="drop" if on_pressure == "drop" else "block", max_bytes=max_bytes, min_free=min_free,
-        compress="off" if compress == "off" else "auto", strict=strict, dry_run=dry_run,
+        compress=cast(Compress, compress), strict=strict, dry_run=dry_run,
         eager=eager, layout=layout,
         start=parse_start(
             init_from=init_from, init_seed=consistent_init, dropout_seed=consistent_dropout,

@@ -30,7 +30,7 @@ FILLER_MAGIC = 0x184D2A5F
 """Magic number of the skippable frame of zeros that ends a segment's reserved front."""
 
 Codec = Literal["raw", "planes"]
-Compress = Literal["auto", "off"]
+Compress = Literal["auto", "planes", "best", "none"]
 
 _FRAME_MAGIC = 0xFD2FB528
 _BLOCK_BYTES = 128 << 10
@@ -81,6 +81,9 @@ Parts = Sequence[bytes | memoryview]
 class Encoder:
     """Turns logical bytes into frames; one per thread, since compressors cannot be shared.
 
+    ``auto`` and ``planes`` differ in what is done in a hurry: ``auto`` then takes bytes as they are. ``best``
+    tries a slow level beside the fast one, and takes the smaller frame.
+
     No frame is put together here, and planes go through memory that is used again and again: fresh memory
     for them would cost more page faults than all the rest takes.
     """
@@ -96,19 +99,21 @@ class Encoder:
             write_checksum=True,
             write_content_size=True,
         )
-        self._compressor = zstandard.ZstdCompressor(compression_params=parameters)
+        self._compressors = [zstandard.ZstdCompressor(compression_params=parameters)]
+        if compress == "best":
+            self._compressors.append(_slow_compressor())
         self._plane = np.empty(0, np.uint8)
 
-    def codec_of(self, dtype: str, size: int) -> Codec:
-        """Return how a tensor of ``size`` logical bytes is held."""
+    def codec_of(self, dtype: str, size: int, *, hurried: bool = False) -> Codec:
+        """Return how a tensor of ``size`` logical bytes is held; ``hurried``: where time is short."""
         kind = dtype_of(dtype)
         if kind.safetensors is None:
             return "planes"
         wide = kind.family in ("float", "complex") and kind.itemsize >= 2
         big = size >= _PLANES_FROM * kind.itemsize
-        return "planes" if wide and big and self._compress == "auto" else "raw"
+        return "planes" if wide and big and not self._stores(hurried) else "raw"
 
-    def frames(self, codec: Codec, dtype: str, data: Bytes) -> Iterator[Parts]:
+    def frames(self, codec: Codec, dtype: str, data: Bytes, *, hurried: bool = False) -> Iterator[Parts]:
         """Yield the frames of a tensor, in order; none for an empty tensor.
 
         The parts of a frame hold only until the next one is asked for.
@@ -116,7 +121,7 @@ class Encoder:
         itemsize = dtype_of(dtype).itemsize
         if codec == "raw":
             for start in range(0, data.size, FRAME_BYTES):
-                yield self.frame(data[start : start + FRAME_BYTES])
+                yield self.frame(data[start : start + FRAME_BYTES], hurried=hurried)
         elif 0 < data.size < _PLANES_FROM * itemsize:
             yield self.frame(np.ascontiguousarray(data.reshape(-1, itemsize).T).reshape(-1))
         else:
@@ -125,11 +130,14 @@ class Encoder:
                     part = data[start : start + FRAME_BYTES * itemsize]
                     yield self.frame(self._plane_of(part, itemsize, byte))
 
-    def frame(self, raw: Bytes) -> Parts:
+    def frame(self, raw: Bytes, *, hurried: bool = False) -> Parts:
         """Return one frame of at most ``FRAME_BYTES`` raw bytes, with a content checksum."""
-        if self._compress == "off" or raw.size < _COMPRESS_FROM or _incompressible(raw):
+        if self._stores(hurried) or raw.size < _COMPRESS_FROM or _incompressible(raw):
             return stored_parts(raw.data)
-        return (self._compressor.compress(raw.data),)
+        return (min((each.compress(raw.data) for each in self._compressors), key=len),)
+
+    def _stores(self, hurried: bool) -> bool:
+        return self._compress == "none" or (hurried and self._compress == "auto")
 
     def _plane_of(self, data: Bytes, itemsize: int, byte: int) -> Bytes:
         """Return one byte of each element, in memory that the next call overwrites."""
@@ -143,6 +151,13 @@ class Encoder:
         else:
             plane[:] = data[byte::itemsize]
         return plane
+
+
+def _slow_compressor() -> zstandard.ZstdCompressor:
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        9, window_log=20, write_checksum=True, write_content_size=True
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters)
 
 
 def _incompressible(raw: Bytes) -> bool:

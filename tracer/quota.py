@@ -46,12 +46,14 @@ class Metered:
         """For how many further boundaries the store behind this one knows a content."""
         return self._store.remembers if isinstance(self._store, Remembering) else 0
 
-    def append_known(self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None) -> object:
+    def append_known(
+        self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
+    ) -> object:
         """Store one boundary whose digest is known, or drop it where a limit has been reached."""
         if self._drops(boundary):
             return None
         assert isinstance(self._store, Remembering)
-        return self._count(self._store.append_known(boundary, digest, payload))
+        return self._count(self._store.append_known(boundary, digest, payload, hurried=hurried))
 
     def _drops(self, boundary: Boundary) -> bool:
         self.full = self.full or self._limit_reached()

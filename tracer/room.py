@@ -9,7 +9,7 @@ ALIGNMENT = 64
 
 
 class Room:
-    """Hands out stretches of ``capacity`` bytes, always the first that is long enough.
+    """Hands out stretches of ``capacity`` bytes, always the first that is long enough; ``used`` are out.
 
     So the same warm pages are used over and over, and no more of them than were ever needed at once: a copy
     into fresh memory is twenty times slower. Bytes come back nearly in the order in which they were handed
@@ -18,6 +18,7 @@ class Room:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity // ALIGNMENT * ALIGNMENT
+        self.used = 0
         self._lengths: dict[int, int] = {}
         self._free = [(0, self.capacity)] if self.capacity else []
 
@@ -32,6 +33,7 @@ class Room:
         for number, (offset, free) in enumerate(self._free):
             if free >= length:
                 self._lengths[offset] = length
+                self.used += length
                 self._free[number : number + 1] = [(offset + length, free - length)] if free > length else []
                 return offset
         return None
@@ -39,6 +41,7 @@ class Room:
     def release(self, offset: int) -> None:
         """Take back the stretch that was handed out at this offset."""
         length = self._lengths.pop(offset)
+        self.used -= length
         after = bisect_left(self._free, (offset, 0))
         before = after
         if after < len(self._free) and self._free[after][0] == offset + length:

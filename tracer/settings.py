@@ -18,7 +18,7 @@ FAULT_VARIABLE = "TENSORTRACE_FAULT"
 
 GIB = 1 << 30
 
-Compress = Literal["auto", "off"]
+Compress = Literal["auto", "planes", "best", "none"]
 Pressure = Literal["block", "drop"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B?)", re.IGNORECASE)

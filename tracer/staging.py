@@ -27,6 +27,9 @@ would hand the interpreter lock to and fro, which costs training more than the c
 MOST_QUEUED = 1 << 15
 """Boundaries that may wait, however small: a record of one takes a KiB beside its bytes."""
 
+HURRIED = 0.25
+"""The share of the buffer in use from which on the store is asked to be quick rather than thorough."""
+
 GIVE_UP_S = 60.0
 """At the end of a program we wait for the writer as long as it gets something done in this time."""
 
@@ -54,7 +57,9 @@ class Remembering(Store, Protocol):
     def remembers(self) -> int:
         """For how many further boundaries a content is known."""
 
-    def append_known(self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None) -> object:
+    def append_known(
+        self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
+    ) -> object:
         """Store one boundary with this digest, whose bytes are ``payload`` or, without it, known."""
 
 
@@ -264,7 +269,8 @@ class Stage:
             if self._remembering is None or job.digest is None:
                 self._store.append(job.boundary, data)
             else:
-                self._remembering.append_known(job.boundary, job.digest, data)
+                hurried = self._room.used > HURRIED * self._room.capacity
+                self._remembering.append_known(job.boundary, job.digest, data, hurried=hurried)
         finally:
             self._give_back(job.lease)
 

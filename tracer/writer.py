@@ -88,9 +88,12 @@ class RankWriter:
         """For how many further boundaries a content is known; 0 where each is looked at again anyhow."""
         return 0 if self._keeping.needs_bytes else self._dedup
 
-    def append_known(self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None) -> Entry:
+    def append_known(
+        self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
+    ) -> Entry:
         """Store one boundary whose digest is known; without a payload also its content must be.
 
+        ``hurried`` asks for speed rather than size, where ``compress`` leaves the choice.
         TraceError where it is not.
         """
         if self._index.closed:
@@ -103,7 +106,7 @@ class RankWriter:
         segment = self._segment_with_room(boundary)
         before = segment.size
         try:
-            entry = self._store(segment, boundary, digest, data)
+            entry = self._store(segment, boundary, digest, data, hurried)
         except BaseException:
             segment.rollback(before)
             raise
@@ -115,13 +118,15 @@ class RankWriter:
         if data.size != size:
             raise TraceError(f"{boundary.name}: {data.size} bytes", expected=f"{size}")
 
-    def _store(self, segment: SegmentWriter, boundary: Boundary, hexdigest: str, data: Bytes) -> Entry:
+    def _store(
+        self, segment: SegmentWriter, boundary: Boundary, hexdigest: str, data: Bytes, hurried: bool
+    ) -> Entry:
         """Write the frames, then the record, then the index line; memory changes only afterwards."""
         event, stats = self._seen.get(hexdigest, (None, None))
         if stats is None:
             stats = statistics(boundary.dtype, data)
         kept = self._keeping.decide(boundary, data, hexdigest)
-        blob = self._put(segment, boundary, data) if event is None and kept.in_full else None
+        blob = self._put(segment, boundary, data, hurried) if event is None and kept.in_full else None
         declared = self._shards.get(boundary.shard) if boundary.shard is not None else None
         fields = {name: getattr(boundary, name) for name in Boundary.__struct_fields__}
         fields["shard"] = boundary.shard if declared is None else None
@@ -134,10 +139,10 @@ class RankWriter:
         self._index.append(line)
         return entry
 
-    def _put(self, segment: SegmentWriter, boundary: Boundary, data: Bytes) -> Blob:
+    def _put(self, segment: SegmentWriter, boundary: Boundary, data: Bytes, hurried: bool) -> Blob:
         offset = segment.size
-        codec = self._encoder.codec_of(boundary.dtype, data.size)
-        segment.put(self._encoder.frames(codec, boundary.dtype, data))
+        codec = self._encoder.codec_of(boundary.dtype, data.size, hurried=hurried)
+        segment.put(self._encoder.frames(codec, boundary.dtype, data, hurried=hurried))
         return Blob(segment.number, offset, segment.size - offset, data.size, codec)
 
     def _remember(self, segment: SegmentWriter, boundary: Boundary, entry: Entry) -> None:

@@ -19,7 +19,8 @@ LAYERS = """
   < tracer.sketching
   < tracer.keeping
   < tracer.rules
-  < tracer.options | tracer.claim | tracer.latest | tracer.room | tracer.progress | tracer.manifest_safetensors
+  < tracer.options | tracer.claim | tracer.latest | tracer.room | tracer.progress
+    | tracer.manifest_safetensors
   < tracer.placements
   < tracer.reader | tracer.writer | tracer.hooks
   < tracer.staging | tracer.start | tracer.zoom

@@ -57,7 +57,7 @@ def written(codec: str, data: np.ndarray) -> int:
     return sum(len(part) for frame in Encoder().frames(codec, "float32", data) for part in frame)
 
 
-@pytest.mark.parametrize("compress", ["auto", "off"])
+@pytest.mark.parametrize("compress", ["auto", "planes", "best", "none"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("elements", [0, 1, 5, 1023, 1024, 70_001])
 def test_bytes_of_every_dtype_come_back(dtype: str, elements: int, compress: str) -> None:
@@ -87,7 +87,23 @@ def test_small_tensors_and_integers_stay_ordinary_safetensors() -> None:
     assert encoder.codec_of("int64", 8 << 20) == "raw"
     assert encoder.codec_of("float8_e5m2", 1 << 20) == "raw"
     assert encoder.codec_of("complex128", 16) == "planes"  # safetensors has no such dtype
-    assert Encoder("off").codec_of("float32", 4 << 20) == "raw"
+    assert Encoder("none").codec_of("float32", 4 << 20) == "raw"
+
+
+def test_only_auto_takes_bytes_as_they_are_in_a_hurry() -> None:
+    codecs = {c: Encoder(c).codec_of("float32", 4 << 20, hurried=True) for c in ("auto", "planes", "best")}
+    assert codecs == {"auto": "raw", "planes": "planes", "best": "planes"}
+    data = np.zeros(1 << 20, np.uint8)
+    assert sum(map(len, next(Encoder().frames("raw", "float32", data, hurried=True)))) > data.size
+    assert sum(map(len, next(Encoder().frames("raw", "float32", data)))) < data.size // 100
+
+
+def test_the_best_frames_are_never_larger() -> None:
+    data = np.repeat(np.random.default_rng(5).integers(0, 64, 40_000), 3).astype("<i8").view(np.uint8)
+    best, fast = (
+        sum(len(p) for f in Encoder(c).frames("raw", "int64", data) for p in f) for c in ("best", "auto")
+    )
+    assert best < fast
 
 
 @pytest.mark.parametrize("size", [0, 1, 131072, 131073, FRAME_BYTES])

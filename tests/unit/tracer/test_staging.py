@@ -190,17 +190,23 @@ class Memory(Gate):
 
     remembers = 8
 
-    def append_known(self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None) -> None:
-        self.opened.wait(PATIENCE_S)
+    def append_known(
+        self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
+    ) -> None:
+        self.entered.set()
+        assert self.opened.wait(PATIENCE_S)
+        self.hurried = [*getattr(self, "hurried", []), hurried]
         self.got.append((boundary.event, None if payload is None else payload.tobytes()))
 
 
 def test_a_content_that_the_store_knows_is_not_given_again() -> None:
     store = Memory(is_open=False)
-    rig = Rig(store, capacity=128)
+    rig = Rig(store, capacity=192)
     one, other = torch.ones(16), torch.full((4, 4), 1.0)
     bytes_of_one = one.numpy().tobytes()
-    assert all(rig.add(tensor) for tensor in (one, one.clone(), other, one)), "room for two suffices"
+    assert all(rig.add(tensor) for tensor in (one, one.clone(), other, one)), (
+        "room for two and one that comes and goes"
+    )
     one.data.mul_(1.0)
     assert rig.add(one)
     store.opened.set()
@@ -239,3 +245,14 @@ def test_boundaries_that_wait_are_counted_however_small(monkeypatch: pytest.Monk
     assert [rig.add(torch.ones(1)) for _ in range(4)] == [True, True, True, False]
     store.opened.set()
     assert rig.stage.close()
+
+
+def test_the_store_is_told_to_hurry_while_the_buffer_fills() -> None:
+    store = Memory(is_open=False)
+    rig = Rig(store, capacity=1024)
+    for number in range(8):
+        assert rig.add(torch.full((16,), float(number)))
+    store.opened.set()
+    assert rig.stage.close()
+    assert store.hurried[1] is True
+    assert store.hurried[4:] == [False] * 4, "a quarter of the buffer is left when four of its sixteenths are"
