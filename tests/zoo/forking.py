@@ -31,7 +31,13 @@ GRACE_S = 3.0
 
 
 def record(
-    program: Path, arguments: Sequence[str], ranks: int, to: Path, kinds: Sequence[str], limit_s: float
+    program: Path,
+    arguments: Sequence[str],
+    ranks: int,
+    to: Path,
+    kinds: Sequence[str],
+    limit_s: float,
+    level: str = "full",
 ) -> str:
     """Record a program on ``ranks`` ranks, each with its kinds ("" for all); return "" or what went wrong."""
     with socket.socket() as free:
@@ -45,7 +51,9 @@ def record(
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
                 "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }  # fmt: skip
-        tasks.append(lambda rank=rank, given=variables: _train(program, arguments, to, kinds[rank], given))
+        tasks.append(
+            lambda rank=rank, given=variables: _train(program, arguments, to, kinds[rank], given, level)
+        )
     return forked(tasks, to.with_name(f"{to.name}.log"), limit_s)
 
 
@@ -104,12 +112,12 @@ def _fork(task: Callable[[], int], log: Path) -> int:
 
 
 def _train(
-    program: Path, arguments: Sequence[str], to: Path, kinds: str, variables: Mapping[str, str]
+    program: Path, arguments: Sequence[str], to: Path, kinds: str, variables: Mapping[str, str], level: str
 ) -> int:
     os.environ.update(variables)
     sys.argv = [str(program), *arguments]
     sys.path.insert(0, str(program.parent))
     warnings.resetwarnings()
-    with tracer.record(to, kinds=kinds, min_free="0"):
+    with tracer.record(to, kinds=kinds, min_free="0", level=[level]):
         runpy.run_path(str(program), run_name="__main__")
     return 0

@@ -20,8 +20,11 @@ from tests import harness
 from tests.zoo.case import PROGRAMS, Run
 from tests.zoo.half_recorded import KINDS, LEFT_OUT
 
-View = Literal["full", "half", "gradients"]
-"""What is recorded: everything; activations on even ranks only; gradients and optimizer state only."""
+View = Literal["full", "half", "gradients", "sketch"]
+"""What is recorded: everything; activations on even ranks only; gradients and optimizer state only; sketches."""
+
+ALIKE = frozenset({"gradients", "sketch"})
+"""Views in which runs on one rank are recorded as all others are."""
 
 KINDS_OF_GRADIENTS = "local_grad,reduced_grad,unscaled_grad,clipped_grad,optimizer_state"
 
@@ -73,7 +76,8 @@ class Recordings:
         of the pair's ranks whose activations are not recorded.
         """
         view = "bare" if self.view == "half" and alone else "full" if run.ranks == 1 else self.view
-        key = digest(run, self.view if self.view == "gradients" else view)
+        view = self.view if self.view in ALIKE else view
+        key = digest(run, view)
         with self._guard:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
@@ -81,7 +85,7 @@ class Recordings:
                 raise Broken(self._failed[key])
             path = self.folder / f"{Path(run.program).stem}-{run.ranks}-{key}"
             if not path.exists():
-                self._record(run, path, self.view if self.view == "gradients" else view, key)
+                self._record(run, path, view, key)
             return path
 
     def _record(self, run: Run, path: Path, view: str, key: str) -> None:
@@ -154,8 +158,9 @@ def _recorded_by_fork(run: Run, trace: Path, view: str, limit_s: float) -> str:
         else ""
         for rank in range(run.ranks)
     ]
+    level = "sketch" if view == "sketch" else "full"
     return forking.record(
-        (PROGRAMS / run.program).resolve(), run.arguments, run.ranks, trace, by_rank, limit_s
+        (PROGRAMS / run.program).resolve(), run.arguments, run.ranks, trace, by_rank, limit_s, level
     )
 
 
@@ -165,6 +170,8 @@ def command(run: Run, trace: Path, view: str) -> list[str]:
     options = ["--force", *run.record]
     if view == "gradients":
         options += ["--kinds", KINDS_OF_GRADIENTS]
+    if view == "sketch":
+        options += ["--level", "sketch"]
     if view in ("half", "bare"):
         program, arguments = HALF, ["all" if view == "bare" else "odd", str(program.resolve()), *arguments]
     return harness.recording(trace, harness.on_ranks(run.ranks, program.resolve(), *arguments), *options)
