@@ -123,22 +123,18 @@ class Estimate:
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(name) if name.startswith("__") else Unkept(NEEDS_VALUES)
 
-    def __getitem__(self, _: object) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         raise Unkept(NEEDS_VALUES)
+
+    __getitem__ = __iter__ = __float__ = __int__ = __index__ = __bool__ = __abs__ = __invert__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __mod__ = __floordiv__ = __rtruediv__ = _refuse
+    __hash__ = object.__hash__
 
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a number")
         return self.shape[0]
-
-    def __iter__(self) -> NoReturn:
-        raise Unkept(NEEDS_VALUES)
-
-    def __float__(self) -> NoReturn:
-        raise Unkept(NEEDS_VALUES)
-
-    def __bool__(self) -> NoReturn:
-        raise Unkept(NEEDS_VALUES)
 
     def _like(self, other: object) -> Estimate:
         """Return another tensor as an estimate by the same sketch."""

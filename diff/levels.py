@@ -30,6 +30,12 @@ def most_unseen(step: int, eps: float) -> float:
 RECORD_IN_FULL = "what was not compared is when both runs are recorded with --level full"
 
 
+RECORD_THERE = (
+    "the values there are stored when both runs are recorded again with: trace record --full-at REPORT.json, "
+    "where --json REPORT.json of this diff wrote it"
+)
+
+
 def levels_told(a: Catalog, b: Catalog) -> str:
     """Return the levels at which two runs were recorded, in words."""
     told = []

@@ -15,7 +15,7 @@ from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
 from tensortrace.diff.declared import Settled, downstream, expectations, settle
 from tensortrace.diff.execute import Execution, Outcome
-from tensortrace.diff.levels import RECORD_IN_FULL, levels_told
+from tensortrace.diff.levels import RECORD_IN_FULL, RECORD_THERE, levels_told
 from tensortrace.diff.localise import localise
 from tensortrace.diff.logical import NO_LAYOUT, NOT_STORED
 from tensortrace.diff.operations import Looked, first_operation, where_to_look
@@ -98,7 +98,12 @@ def state_result(
         coverage=coverage,
         policy=policy,
         notes=(*notes, *settled.notes, *looked.notes, *failed),
-        hints=(*_hints(first, coverage), *_to_see(hidden), *_to_look_inside(look)),
+        hints=(
+            *_hints(first, coverage),
+            *_to_see(hidden),
+            *_to_store(first, coverage),
+            *_to_look_inside(look),
+        ),
         power=_power(execution),
         step_offset=offset,
         declared=declared,
@@ -262,6 +267,13 @@ def _explained(operation: Operation | None, causes: Sequence[Cause]) -> str | No
     """Return the operation at which the runs part and the first cause, as far as they are known."""
     found = [f"first divergent operation: {operation.text}"] if operation else []
     return "; ".join([*found, *(cause.text for cause in causes[:1])]) or None
+
+
+def _to_store(first: Finding | None, coverage: Coverage) -> tuple[str, ...]:
+    """Return how to have the values of a divergence that sketches, or less, were stored of."""
+    estimated = first is not None and first.metrics is not None and first.metrics.estimated
+    lost = first is not None and any(NOT_STORED in missing.reason for missing in coverage.missing)
+    return (RECORD_THERE,) if estimated or lost else ()
 
 
 def _to_look_inside(options: str | None) -> tuple[str, ...]:

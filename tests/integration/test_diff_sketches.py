@@ -10,6 +10,7 @@ import pytest
 
 from tensortrace.diff.engine import compare
 from tensortrace.diff.result import Result
+from tensortrace.tracer.full_at import full_at
 from tensortrace.tracer.types import Kind, Promise
 from tests import simulated
 from tests.resharded import COPY, Held, Resharded
@@ -113,6 +114,10 @@ def test_a_factor_has_its_cause_at_level_sketch(tmp_path: Path) -> None:
     assert result.causes[0].code == "scale.world_size"
 
 
+def _wrong() -> Writer:
+    return _program(Shifted(Setup(steps=2, ranks=2, order=1)))
+
+
 def test_a_shift_of_all_rows_is_found_where_it_begins(tmp_path: Path) -> None:
     found = [
         _pair(
@@ -139,3 +144,19 @@ def test_levels_without_a_common_measure_make_a_diff_incomplete(other: Promise, 
     result = _pair(tmp_path, LAYOUTS["two ranks"](), (SKETCH, other))
     assert result.verdict == "incomplete"
     assert result.first_divergent is None
+
+
+def test_full_at_a_report_of_sketches_stores_what_the_diff_then_judges_by_its_values(tmp_path: Path) -> None:
+    result = _pair(tmp_path / "sketched", _wrong(), (SKETCH, SKETCH))
+    assert any("--full-at" in hint for hint in result.hints)
+    report = tmp_path / "report.json"
+    report.write_bytes(result.to_json())
+    window = Promise(level="sketch", levels=full_at(report))
+    again = _pair(tmp_path / "again", _wrong(), (window, window))
+    first = again.first_divergent
+    assert first is not None
+    assert result.first_divergent is not None
+    assert first.where == result.first_divergent.where
+    assert first.metrics is not None
+    assert not first.metrics.estimated
+    assert not any("--full-at" in hint for hint in again.hints)

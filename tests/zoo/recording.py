@@ -21,7 +21,7 @@ from tests.zoo.case import PROGRAMS, Run
 from tests.zoo.half_recorded import KINDS, LEFT_OUT
 
 View = Literal["full", "half", "gradients", "sketch"]
-"""What is recorded: everything; activations on even ranks only; gradients and optimizer state only; sketches."""
+"""What is recorded: everything; activations on even ranks; gradients and optimizer state; sketches of all."""
 
 ALIKE = frozenset({"gradients", "sketch"})
 """Views in which runs on one rank are recorded as all others are."""

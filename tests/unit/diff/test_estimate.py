@@ -43,9 +43,14 @@ def test_what_adds_weighs_and_scales_is_done_to_the_sketch() -> None:
         np.sort,
         lambda x: x[0],
         lambda x: x * x,
+        lambda x: x < 1,
+        lambda x: x == x,
+        lambda x: x**2,
+        lambda x: 1 / x,
         float,
         bool,
         list,
+        abs,
     ],
 )
 def test_what_takes_elements_is_refused(ask: Callable[[np.ndarray], object]) -> None:
