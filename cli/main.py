@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "layout": "Find where the ranks of a run hold parts of whole tensors, or check a layout.",
     "show": "Say what is in a trace.",
     "check": "Verify every digest and every index line of a trace.",
+    "compact": "Compress a finished trace.",
     "env": "Print the environment that a recording would note.",
 }
 """Every subcommand with its one line of help; its code is ``command`` in the module of that name."""

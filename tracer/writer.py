@@ -127,17 +127,40 @@ class RankWriter:
             stats = statistics(boundary.dtype, data)
         kept = self._keeping.decide(boundary, data, hexdigest)
         blob = self._put(segment, boundary, data, hurried) if event is None and kept.in_full else None
-        declared = self._shards.get(boundary.shard) if boundary.shard is not None else None
         fields = {name: getattr(boundary, name) for name in Boundary.__struct_fields__}
-        fields["shard"] = boundary.shard if declared is None else None
+        fields |= self._place(boundary.shard)
         entry = Entry(
-            **fields, digest=hexdigest, stats=stats, blob=blob, same_as=event, shard_ref=declared,
+            **fields, digest=hexdigest, stats=stats, blob=blob, same_as=event,
             sketch=kept.sketch, sketch_ref=kept.sketch_ref,
         )  # fmt: skip
+        self._commit(segment, entry)
+        return entry
+
+    def rewrite(self, entry: Entry, payload: NDArray[np.uint8] | None) -> None:
+        """Write an entry of another trace again, with its bytes if it holds any; in order, shards in place.
+
+        Raises as ``append`` does.
+        """
+        segment = self._segment_with_room(entry)
+        before = segment.size
+        try:
+            blob = None if payload is None else self._put(segment, entry, _flat_bytes(payload), False)
+            new = msgspec.structs.replace(entry, blob=blob, **self._place(entry.shard))
+            self._commit(segment, new)
+        except BaseException:
+            segment.rollback(before)
+            raise
+        self._remember(segment, entry, new)
+
+    def _place(self, shard: Shard | None) -> dict[str, Shard | int | None]:
+        """Return the fields that tell a shard, or the earlier line which has it."""
+        declared = None if shard is None else self._shards.get(shard)
+        return {"shard": shard if declared is None else None, "shard_ref": declared}
+
+    def _commit(self, segment: SegmentWriter, entry: Entry) -> None:
         line = encode_entry(entry)
         segment.commit(line)
         self._index.append(line)
-        return entry
 
     def _put(self, segment: SegmentWriter, boundary: Boundary, data: Bytes, hurried: bool) -> Blob:
         offset = segment.size
@@ -152,7 +175,8 @@ class RankWriter:
             self._remember_digest(entry, entry.event)
         elif entry.same_as is not None:
             segment.header.add_alias(boundary, entry.same_as)
-            self._seen[entry.digest] = self._seen.pop(entry.digest)  # the latest now
+            if entry.digest in self._seen:
+                self._seen[entry.digest] = self._seen.pop(entry.digest)  # the latest now
         else:
             segment.header.add_unstored(boundary)
             self._remember_digest(entry, None)

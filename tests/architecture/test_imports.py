@@ -27,7 +27,7 @@ LAYERS = """
   < tracer.quota
   < tracer.recorder
   < tracer.faults | tracer.dry_run | tracer.flight
-  < tracer.bootstrap | tracer.launch
+  < tracer.bootstrap | tracer.launch | tracer.compact
   < tracer.in_process
   < diff
   < replay
