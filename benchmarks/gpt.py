@@ -179,6 +179,8 @@ WAYS: dict[str, Way] = {
     "copied-only": copied_only,
     "torch.save": by_hand(_save_torch),
     "safetensors": by_hand(_save_safetensors),
+    "sketch": recorded(level=["sketch"]),
+    "stats": recorded(level=["stats"]),
 }
 
 

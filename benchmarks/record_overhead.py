@@ -22,7 +22,17 @@ from statistics import median
 from typing import NamedTuple
 
 CHILD = Path(__file__).parent / "gpt.py"
-WAYS = ("plain", "unselected", "copied-only", "full", "full-none", "torch.save", "safetensors")
+WAYS = (
+    "plain",
+    "unselected",
+    "copied-only",
+    "full",
+    "full-none",
+    "torch.save",
+    "safetensors",
+    "sketch",
+    "stats",
+)
 
 
 class Run(NamedTuple):
