@@ -50,6 +50,8 @@ def of_rows(
     if apart:
         if sides[0].samples != sides[1].samples:
             raise Unkept(OTHER_SAMPLES)
+        if any(entry.sketch.rows is None for side in sides for entry in side.sketches if entry.sketch):
+            raise Unkept(OTHER_ORDER)  # of a rank that had no input, as a later stage of a pipeline
         return Sketched.of(sides[0].summed({}, apart), sides[1].summed(scales, apart))
     if additive:
         x, y = sides[0].summed({}, apart), sides[1].summed(scales, apart)
@@ -73,10 +75,11 @@ class _Side:
     @cached_property
     def by_samples(self) -> bool:
         """Whether the indices of some sketch are identities of samples."""
-        return any(entry.sketch is not None and entry.sketch.rows is not None for entry in self._sketches)
+        return any(entry.sketch is not None and entry.sketch.rows is not None for entry in self.sketches)
 
     @cached_property
-    def _sketches(self) -> list[Entry]:
+    def sketches(self) -> list[Entry]:
+        """The entries of members that have a sketch."""
         return [entry for item in self.items for _, entry in item.members if entry.sketch is not None]
 
     @cached_property

@@ -11,10 +11,11 @@ import pytest
 from tensortrace.diff.engine import compare
 from tensortrace.diff.result import Result
 from tensortrace.tracer.full_at import full_at
-from tensortrace.tracer.types import Kind, Promise
+from tensortrace.tracer.types import Kind, Mesh, Promise
 from tests import simulated
 from tests.resharded import COPY, Held, Resharded
 from tests.simulated import At, Documents, Program, Setup
+from tests.synthetic import write_trace
 
 SKETCH = Promise(level="sketch")
 
@@ -160,3 +161,22 @@ def test_full_at_a_report_of_sketches_stores_what_the_diff_then_judges_by_its_va
     assert first.metrics is not None
     assert not first.metrics.estimated
     assert not any("--full-at" in hint for hint in again.hints)
+
+
+def test_sketches_of_a_stage_without_inputs_do_not_meet_those_that_go_by_samples(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(1, 50, (4, 9))
+    made = generator.standard_normal((4, 9, 16)).astype("f4")
+    passed = {"kind": Kind.ACTIVATION, "name": "layers.1", "slot": "out"}
+    given = ({"kind": Kind.INPUT, "name": "(root)", "slot": "in.0"}, tokens)
+    one, rounded = (
+        (passed, made),
+        (passed, (made * (1 + 1e-7 * generator.standard_normal(made.shape))).astype("f4")),
+    )
+    stages = {"pp": Mesh(("pp",), (2,), (0, 1))}
+    write_trace(tmp_path / "a", [[given, one]], promise=SKETCH)
+    write_trace(tmp_path / "b", [[given], [rounded]], meshes=stages, promise=SKETCH)
+    result = compare(tmp_path / "a", tmp_path / "b")
+    assert result.verdict == "incomplete"
+    write_trace(tmp_path / "c", [[given, rounded]], promise=SKETCH)
+    assert compare(tmp_path / "a", tmp_path / "c").verdict == "equivalent"
