@@ -9,7 +9,7 @@ import msgspec
 
 from tensortrace.tracer.codec_dtypes import Bytes
 from tensortrace.tracer.levels import Levels
-from tensortrace.tracer.replicas import is_spare
+from tensortrace.tracer.replicas import Spares
 from tensortrace.tracer.sketching import Sketcher
 from tensortrace.tracer.types import Boundary, Mesh, Promise, Sketch
 
@@ -40,7 +40,7 @@ class Keeping:
     def __init__(self, promise: Promise) -> None:
         """Raise ValueError for levels that are none."""
         self._levels = Levels(promise)
-        self._spares = promise.dedup_replicas
+        self._spares = Spares() if promise.dedup_replicas else None
         self.needs_bytes = msgspec.structs.replace(promise, **_SELECTION) != Promise()
         self._sketcher = Sketcher() if Levels.sketches(promise) else None
 
@@ -59,7 +59,8 @@ class Keeping:
         level = self._levels.of(boundary)
         if self._sketcher is not None:
             self._sketcher.see(boundary, data)
-        if level.keeps == "full" and self._spares and is_spare(boundary):
+        left = self._spares is not None and self._spares.leaves(boundary, digest)
+        if left and level.keeps == "full":
             return _STATS
         if self._sketcher is None or level.keeps != "sketch":
             return _IN_FULL if level.keeps == "full" else _STATS

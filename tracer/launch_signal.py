@@ -31,10 +31,12 @@ def signal_ranks(root: Path) -> None:
 
 def _pids(root: Path) -> list[int]:
     """Return the processes of ranks that have not ended, as their manifests say."""
-    found = []
-    for folder in sorted(root.iterdir()):
-        if layout.parse_rank_folder(folder.name) is None:
-            continue
+    found: list[int] = []
+    try:
+        folders = [path for path in sorted(root.iterdir()) if layout.parse_rank_folder(path.name) is not None]
+    except OSError:  # a dry run writes nothing
+        return found
+    for folder in folders:
         with suppress(OSError, TraceError):
             manifest = read_rank_manifest(folder / layout.RANK_MANIFEST)
             if manifest.host == socket.gethostname() and manifest.ended is None:

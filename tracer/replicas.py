@@ -2,16 +2,64 @@
 
 from __future__ import annotations
 
-from tensortrace.tracer.types import Boundary, Kind
+from tensortrace.tracer.types import INIT_STEP, Boundary, Kind
 
 _OFTEN_OTHERS = frozenset({Kind.INPUT, Kind.LOSS, Kind.BUFFER})
-"""Kinds that are stored by every rank: small, or, as batch norm's averages, copies by name only."""
+"""Kinds that every rank stores: small, or, as batch norm's averages, copies by name only."""
+
+_BY_OPTIMIZER = frozenset({Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD, Kind.OPTIMIZER_STATE, Kind.PARAM})
+"""Kinds that a rank has of the parameters which its own optimizers update."""
+
+_REMEMBERED = 1 << 16
+
+_GRADIENTS = frozenset({Kind.LOCAL_GRAD, Kind.REDUCED_GRAD})
 
 
 def is_spare(boundary: Boundary) -> bool:
-    """Tell whether a rank before this one, along an axis of replicas, declares the same tensor."""
+    """Tell whether a rank before this one, along an axis of replicas, declares the same tensor.
+
+    A parameter's ``start`` is not: it is recorded where something unusual has changed it, maybe here alone.
+    """
     shard = boundary.shard
-    if shard is None or boundary.kind in _OFTEN_OTHERS:
+    if shard is None or boundary.kind in _OFTEN_OTHERS or _is_start(boundary):
         return False
     places = zip(shard.placements, shard.coordinate, strict=True)
     return any(placement.kind == "replicate" and index > 0 for placement, index in places)
+
+
+def _is_start(boundary: Boundary) -> bool:
+    return boundary.kind is Kind.PARAM and boundary.slot == "start"
+
+
+class Spares:
+    """Decides what a rank leaves to another one; sees every boundary of the rank, in order.
+
+    What an optimizer makes is left only where this rank's optimizers update every parameter that has a
+    gradient: where ranks share the updates out (ZeRO, or by hand), each has what no other has. What has
+    the bytes of something that was left before is left, too.
+    """
+
+    def __init__(self) -> None:
+        self._with_gradient: set[str] = set()
+        self._updated: set[str] = set()
+        self._left: set[str] = set()
+
+    def leaves(self, boundary: Boundary, digest: str) -> bool:
+        """Take note of a boundary, and tell whether its bytes are left to another rank."""
+        if boundary.kind in _GRADIENTS:
+            self._with_gradient.add(boundary.name)
+        if boundary.kind is Kind.SCHEDULE:
+            self._updated.update(boundary.meta.members)
+        if not is_spare(boundary):
+            return False
+        left = boundary.kind not in _BY_OPTIMIZER or digest in self._left or self._by_all(boundary)
+        if left:
+            if len(self._left) >= _REMEMBERED:
+                self._left.clear()
+            self._left.add(digest)
+        return left
+
+    def _by_all(self, boundary: Boundary) -> bool:
+        if boundary.step == INIT_STEP:
+            return boundary.kind is Kind.PARAM
+        return bool(self._with_gradient) and self._with_gradient <= self._updated

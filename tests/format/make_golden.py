@@ -123,9 +123,9 @@ def last_steps(root: Path) -> None:
 
 
 def copied(rank: int) -> Tensor:
-    """Return what version 4 added: a parameter of which rank 0 stores the bytes for rank 1, too."""
+    """Return what version 4 added: a gradient of which rank 0 stores the bytes for rank 1, too."""
     shard = Shard("ddp", (rank,), (Placement("replicate"),), (2, 3))
-    fields = {"kind": Kind.PARAM, "name": "w", "slot": "model", "microbatch": None, "shard": shard}
+    fields = {"kind": Kind.REDUCED_GRAD, "name": "w", "slot": "grad", "microbatch": None, "shard": shard}
     return fields, np.arange(6, dtype="f4").reshape(2, 3)
 
 

@@ -12,8 +12,8 @@ from tensortrace.cli.main import run
 from tensortrace.diff import compare
 from tensortrace.tracer.errors import NotKept
 from tensortrace.tracer.reader import Trace, check
-from tensortrace.tracer.replicas import is_spare
-from tensortrace.tracer.types import Kind, Mesh, Placement, Promise, Shard
+from tensortrace.tracer.replicas import Spares, is_spare
+from tensortrace.tracer.types import Kind, Mesh, Meta, Placement, Promise, Shard
 from tests.integration.judged import Judge, codes, first
 from tests.simulated import At, Program
 from tests.synthetic import boundary_of, write_trace
@@ -33,6 +33,7 @@ BIG = np.arange(600, dtype="f4").reshape(60, 10)
         (Kind.PARAM, (1, 1), (COPY, CUT), True),
         (Kind.ACTIVATION, (1, 0), (DATA, COPY), False),
         (Kind.ACTIVATION, (1, 1), (DATA, COPY), True),
+        (Kind.REDUCED_GRAD, (1, 1), (COPY, COPY), True),
         (Kind.BUFFER, (1, 1), (COPY, COPY), False),
         (Kind.INPUT, (1, 1), (COPY, COPY), False),
     ],
@@ -45,11 +46,42 @@ def test_the_first_of_each_set_of_copies_stores(
     assert not is_spare(boundary_of(0, BIG, kind=kind))
 
 
+def left_by(*boundaries: tuple[Kind, str, tuple[str, ...]]) -> list[bool]:
+    """Return which of a second rank's boundaries of step 0 are left to the first; all declare copies."""
+    spares = Spares()
+    shard = Shard("ddp", (1,), (COPY,), BIG.shape)
+    return [
+        spares.leaves(
+            boundary_of(0, BIG, kind=kind, name=name, shard=shard, meta=Meta(members=members)),
+            f"{kind} {name}",
+        )
+        for kind, name, members in boundaries
+    ]
+
+
+GRADIENTS = [(Kind.REDUCED_GRAD, "a", ()), (Kind.REDUCED_GRAD, "b", ())]
+
+
+@pytest.mark.parametrize(("members", "left"), [(("a", "b"), True), (("a",), False)])
+def test_what_optimizers_make_is_left_where_this_ranks_own_update_all(
+    members: tuple[str, ...], left: bool
+) -> None:
+    """Ranks that share the updates out (ZeRO) have each what no other has."""
+    made = [
+        (Kind.SCHEDULE, "optimizer.0.group.0", members),
+        (Kind.OPTIMIZER_STATE, "a", ()),
+        (Kind.PARAM, "a", ()),
+    ]
+    assert left_by(*GRADIENTS, *made)[:2] == [True, True]
+    assert left_by(*GRADIENTS, *made)[3:] == [left, left]
+    assert left_by((Kind.PARAM, "a", ())) == [False], "nothing is known of who updates what"
+
+
 def two_ranks(root: Path, other: np.ndarray) -> Path:
     """Write a parameter that rank 1 declares a copy of rank 0's."""
     meshes = {"ddp": Mesh(("dp",), (2,), (0, 1))}
     ranks = [
-        [({"kind": Kind.PARAM, "name": "w", "slot": "model", "microbatch": None,
+        [({"kind": Kind.REDUCED_GRAD, "name": "w", "slot": "grad", "microbatch": None,
            "shard": Shard("ddp", (rank,), (COPY,), value.shape)}, value),
          ({"name": "own", "slot": "out"}, value + rank + 1)]
         for rank, value in enumerate((BIG, other))
@@ -78,7 +110,7 @@ def test_a_copy_that_is_none_is_not_read_as_another(tmp_path: Path) -> None:
         rank.read(rank.entries[0])
     [problem] = check(root)
     assert "1 tensors were left to the first rank with a copy" in problem
-    assert "event 0, param w model of step 0" in problem
+    assert "event 0, reduced_grad w grad of step 0" in problem
 
 
 def test_show_says_where_a_copy_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
