@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from tensortrace.cli.machine import cores
 from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document
 from tensortrace.cli.render.page import look_of
+from tensortrace.cli.render.progress import Progress
 from tensortrace.cli.render.say import say
 from tensortrace.cli.render.text import Detail, hints, render
 from tensortrace.diff.result import Result
@@ -31,6 +33,7 @@ TRACE = click.Path(path_type=Path)
 @click.option("--layout-a", type=TRACE, metavar="FILE", help="Layout file of a (docs/layouts.md).")
 @click.option("--layout", "--layout-b", "layout_b", type=TRACE, metavar="FILE", help="Layout file of b.")
 @click.option("--verify", is_flag=True, help="Read and check every byte of the traces first.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads; by default all cores it may use.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON; - for stdout, alone.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("-q", "detail", flag_value="quiet", type=str, help="Print the headline alone.")
@@ -38,8 +41,8 @@ TRACE = click.Path(path_type=Path)
 def command(
     a: Path, b: Path, *, floor: tuple[Path, ...], exact: bool, kinds: str, include: tuple[str, ...],
     exclude: tuple[str, ...], allow_missing: tuple[str, ...], align: str | None, expect: tuple[str, ...],
-    layout_a: Path | None, layout_b: Path | None, verify: bool, json_path: str | None, force: bool,
-    detail: Detail | None,
+    layout_a: Path | None, layout_b: Path | None, verify: bool, jobs: int | None,
+    json_path: str | None, force: bool, detail: Detail | None,
 ) -> int:  # fmt: skip
     """Compare trace B with the reference A and name the first boundary where they part.
 
@@ -53,17 +56,12 @@ def command(
     options = engine.CompareOptions(
         policy="exact" if exact else "error-model", floor=floor, allow_missing=allow_missing,
         kinds=parse_kinds(kinds) if kinds else (), include=include, exclude=exclude, align=align,
-        verify=verify, layout_a=layout_a, layout_b=layout_b, expect=expect,
+        verify=verify, layout_a=layout_a, layout_b=layout_b, expect=expect, jobs=jobs or cores(),
     )  # fmt: skip
-    result = engine.compare(a, b, options=options, progress=_progress if sys.stderr.isatty() else None)
+    with Progress(sys.stderr) as progress:
+        result = engine.compare(a, b, options=options, progress=progress.tell if progress.shown else None)
     _deliver(result, json_path, detail or "normal")
     return 0 if result else 1
-
-
-def _progress(done: int, total: int) -> None:
-    """Keep one line on a terminal's stderr; it is wiped when the last step is done."""
-    line = "" if done == total else f"compared {done} of {total} steps"
-    click.echo(f"\r\x1b[K{line}", nl=False, err=True)
 
 
 def _deliver(result: Result, json_path: str | None, detail: Detail) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import click
 
+from tensortrace.cli.machine import settle
 from tensortrace.tracer.errors import TraceError
 
 COMMANDS: dict[str, str] = {
@@ -22,6 +23,9 @@ COMMANDS: dict[str, str] = {
     "env": "Print the environment that a recording would note.",
 }
 """Every subcommand with its one line of help; its code is ``command`` in the module of that name."""
+
+COMPUTING = ("diff", "layout", "show", "check")
+"""Those that compute in this process alone; `record` starts one that must have its own settings."""
 
 TROUBLE = 2
 """The exit code of every command that could not do its work."""
@@ -38,6 +42,8 @@ class LazyGroup(click.Group):
         """Import and return a subcommand, or None where there is no such name."""
         if cmd_name not in self.list_commands(ctx):
             return None
+        if cmd_name in COMPUTING:
+            settle()
         command = importlib.import_module(_module(cmd_name)).command
         assert isinstance(command, click.Command), cmd_name
         return command

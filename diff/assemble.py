@@ -204,12 +204,31 @@ def _stack_rows(
         stop = min(lengths_of)
         left.append(_piece(values_a[x.part], labels, x, pairing.extents_a[x.part], stop))
         piece = _piece(values_b[y.part], labels, y, pairing.extents_b[y.part], stop)
-        right.append(piece / scale_b(y) if scale_b else piece)
+        scale = scale_b(y) if scale_b else 1.0
+        right.append(piece / scale if scale != 1.0 else piece)
     owners = tuple(y for _, y in pairs)
     if by_position > 1:
         left, right = [np.ravel(v) for v in left], [np.ravel(v) for v in right]
     lengths = tuple(len(v) for v in left)
-    return Assembled(np.concatenate(left), np.concatenate(right), owners, lengths)
+    return Assembled(_joined(left), _joined(right), owners, lengths)
+
+
+def _joined(pieces: Sequence[np.ndarray]) -> np.ndarray:
+    """Return arrays one after the other: where they lie so in memory, as a view of it."""
+    first = pieces[0]
+    if type(first) is not np.ndarray:
+        return np.concatenate(pieces)
+    end = first.ctypes.data
+    for piece in pieces:
+        adjoins = (
+            type(piece) is np.ndarray and piece.base is first.base is not None and piece.ctypes.data == end
+        )
+        alike = piece.dtype == first.dtype and piece.shape[1:] == first.shape[1:]
+        if not (adjoins and alike and piece.ndim and piece.flags.c_contiguous):
+            return np.concatenate(pieces)
+        end += piece.nbytes
+    shape = (sum(len(piece) for piece in pieces), *first.shape[1:])
+    return np.lib.stride_tricks.as_strided(first, shape, first.strides)
 
 
 def _with_as_many_others(rows: tuple[Row, Row]) -> tuple[Row, Row]:

@@ -117,11 +117,12 @@ class StepView:
 
     def find(self, kind: Kind, *, phase: str | None = None) -> Iterable[tuple[Slot, tuple[Item, ...]]]:
         """Yield the slots of a kind, of one phase where given."""
-        return (
-            (slot, items)
-            for slot, items in self.items.items()
-            if slot.kind == kind and phase in (None, slot.phase)
-        )
+        return (found for found in self._of_kind.get(kind, ()) if phase in (None, found[0].phase))
+
+    @cached_property
+    def _of_kind(self) -> dict[Kind, list[tuple[Slot, tuple[Item, ...]]]]:
+        kinds = {slot.kind for slot in self.items}
+        return {kind: [held for held in self.items.items() if held[0].kind == kind] for kind in kinds}
 
     @cached_property
     def first_loss(self) -> dict[int, int]:

@@ -29,10 +29,12 @@ class Graph:
         self._early: set[Node] = set()
         self._late: set[Node] = set()
         self._leads: dict[Node, tuple[Node, ...]] = {}
+        self._of_step: dict[int, dict[Node, None]] = {}
 
     def add(self, node: Node, parents: Iterable[Node]) -> None:
         """Add a node that depends on ``parents``, unknown ones included."""
         self._parents[node] = tuple(dict.fromkeys(p for p in parents if p != node))
+        self._of_step.setdefault(node.step, {})[node] = None
 
     def add_leads(self, node: Node, leads: Iterable[Node]) -> None:
         """Let a node come after others, and diverge because they do, without any error of theirs."""
@@ -52,7 +54,7 @@ class Graph:
     def ordered(self, step: int) -> list[Node]:
         """Return one step's nodes, every parent before its children; a cycle is broken where it closes."""
         done: dict[Node, None] = {}
-        for root in sorted((n for n in self._parents if n.step == step), key=_rung_order):
+        for root in sorted(self._of_step.get(step, ()), key=_rung_order):
             self._visit(root, done)
         for node in done:  # parents come first, so one pass gives the longest path within the step
             before = (*self.parents(node), *self.leads(node))

@@ -64,23 +64,37 @@ def measure_coherence(
     return sums.result()
 
 
+def clusters(shape: tuple[int, ...]) -> list[tuple[str, int, int]]:
+    """Return the clusters that a tensor's elements fall into: a name, their number and their stride.
+
+    Element n of a row-major tensor is in cluster n // stride; 0 stands for the columns, which take turns.
+    """
+    size, width = math.prod(shape), shape[-1] if shape else 1
+    rows = size // width if width else 0
+    outer = math.prod(shape[1:]) if len(shape) > 2 else 0
+    kinds = (("rows", rows, width), ("columns", width, 0), ("outer", shape[0] if outer else 0, outer))
+    return [kind for kind in kinds if FEW <= kind[1] < size]
+
+
+def rounding_alike(distinct: int) -> float:
+    """Return how much of a rounding may be the same for all elements of a tensor of so many values.
+
+    They differ by 0.4 units in the mean square, at most by one; of 256 it is seen in the scatter.
+    """
+    return min(1.0, max(0.0, 4 / math.sqrt(max(distinct, 1)) - 1 / 4))
+
+
 class _Sums:
     """Sums of x·r within clusters, over the chunks of two tensors in row-major order."""
 
     def __init__(self, shape: tuple[int, ...], offset: float, eps: float) -> None:
-        size, self.width = math.prod(shape), shape[-1] if shape else 1
+        self.width = shape[-1] if shape else 1
         self.offset, self.eps, self.seen = offset, eps, 0
         self.xx = self.single = self.half = 0.0
         self.distinct = 0
-        rows = size // self.width if self.width else 0
-        outer = math.prod(shape[1:]) if len(shape) > 2 else 0
-        kinds = {
-            "rows": (rows, self.width), "columns": (self.width, 0), "outer": (shape[0] if outer else 0, outer)
-        }  # fmt: skip
         self.clusters = {
             name: (np.zeros(min(count, MOST)), -(-count // MOST), stride)
-            for name, (count, stride) in kinds.items()
-            if FEW <= count < size
+            for name, count, stride in clusters(shape)
         }
 
     def add(self, x: np.ndarray, y: np.ndarray, twice: int) -> None:
@@ -115,6 +129,4 @@ class _Sums:
         for sums, _, _ in self.clusters.values():
             # few clusters scatter less than they would: Student's quantiles, roughly
             spread = max(spread, float(np.linalg.norm(sums)) * (1 + 8 / sums.size))
-        # d values differ by 0.4 units in the mean square, at most by one; with 256 it is seen in ``spread``
-        alike = min(1.0, max(0.0, 4 / math.sqrt(max(self.distinct, 1)) - 1 / 4))
-        return Coherence(spread / self.xx, self.half / self.xx * (1 + alike))
+        return Coherence(spread / self.xx, self.half / self.xx * (1 + rounding_alike(self.distinct)))

@@ -24,7 +24,7 @@ EPS: dict[str, float] = {
 Sides = tuple[np.ndarray, np.ndarray]
 """The same elements of two tensors."""
 
-_CHUNK = 1 << 18
+_CHUNK = SEEN_FIRST = 1 << 18
 _TINY = 1e-300
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -39,8 +42,8 @@ from tensortrace.tracer.reader import Trace, check
 from tensortrace.tracer.reader_check import torn_ends
 from tensortrace.tracer.types import INIT_STEP, Kind
 
-Progress = Callable[[int, int], None]
-"""Called with (steps done, steps in all)."""
+Progress = Callable[[float, int], None]
+"""Called with (steps done, with what is done of the one at work; steps in all)."""
 
 
 class CompareOptions(Struct, frozen=True):
@@ -50,6 +53,7 @@ class CompareOptions(Struct, frozen=True):
     canonical names; ``align`` is ``b:0=a:100``; ``verify`` reads every byte first, since equal digests need
     no reading. ``layout_a`` (which is the floors' too) and ``layout_b`` are layout files, in the place of
     recorded ones. ``expect`` declares differences: files of rules, or rules such as ``schedule * lr``.
+    ``jobs`` is how many threads read and compare.
     """
 
     policy: Literal["error-model", "exact"] = "error-model"
@@ -63,12 +67,17 @@ class CompareOptions(Struct, frozen=True):
     layout_a: Path | None = None
     layout_b: Path | None = None
     expect: tuple[str, ...] = ()
+    jobs: int = 1
 
 
 def compare(
-    a: Path, b: Path, *, options: CompareOptions | None = None, progress: Progress | None = None
-) -> Result:
+    a: Path, b: Path, *, options: CompareOptions | None = None, progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> Result:  # fmt: skip
     """Compare two traces and name the first divergent boundary and its cause.
+
+    ``options.jobs`` beyond the first read ahead on threads, or on a given ``executor`` of this process; what
+    comes out is the same for any number.
 
     Raises a TraceError where a trace cannot be read or the request makes no sense.
     """
@@ -76,11 +85,14 @@ def compare(
     rules = read_rules(options.expect)
     if options.verify:
         _verify(Path(a), Path(b), *options.floor)
-    with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b:
+    with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b, ExitStack() as stack:
         trace_a, notes_a = laid_out(opened_a, options.layout_a)
         trace_b, notes_b = laid_out(opened_b, options.layout_b)
         floors, of_floors = _floors(trace_a, options)
         execution = Execution(exact=options.policy == "exact", floors=floors, ledger=Ledger(rules))
+        if options.jobs > 1:
+            execution.workers = options.jobs - 1
+            execution.executor = executor or stack.enter_context(ThreadPoolExecutor(execution.workers))
         left, right = Catalog(trace_a), Catalog(trace_b)
         of_losses = Catalog.tie(left, right)
         execution.unrecorded = lambda outcome: unrecorded(outcome, execution, left, right)
@@ -244,6 +256,8 @@ def _execute(
             _keep(_WITHOUT_SUMS, plan, "boundaries were dropped: what sums over the batch is not compared")
         else:
             plan_lags(pair_, plan)
+        if progress:
+            execution.progress = partial(_of_step, progress, number, len(alignment.steps))
         execution.run(
             _selected(excused(plan, a, b, alignment, options.allow_missing), options), previous, pair_
         )
@@ -257,6 +271,11 @@ def _execute(
         state_a, state_b = _carried(state_a, pair_.a), _carried(state_b, pair_.b)
     notes += [*rules[0].notes("a"), *rules[1].notes("b")]
     return list(dict.fromkeys(notes))
+
+
+def _of_step(progress: Progress, number: int, steps: int, done: int, boundaries: int) -> None:
+    """Tell how much is done, counting the boundaries of the step at work."""
+    progress(number + done / boundaries, steps)
 
 
 _WITHOUT_SUMS = frozenset(Kind) - {

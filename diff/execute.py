@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from msgspec.structs import replace
 
+from tensortrace.diff.ahead import Ahead, is_equal, is_loaded
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Slot
 from tensortrace.diff.causality import Graph, Node
@@ -35,6 +37,7 @@ from tensortrace.diff.plan.comparison import (
     is_late,
 )
 from tensortrace.diff.plan.steps import judge_update
+from tensortrace.diff.quick import Given, far_inside
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.silent import without_shift
 from tensortrace.diff.stream import Streamed, block_of
@@ -49,17 +52,6 @@ from tensortrace.diff.tolerance import (
 )
 from tensortrace.tracer.types import Kind
 
-_BYTES_SUFFICE = frozenset(
-    {
-        Kind.INPUT,
-        Kind.ACTIVATION,
-        Kind.CLIPPED_GRAD,
-        Kind.SCHEDULE,
-        Kind.OPTIMIZER_STATE,
-        Kind.PARAM,
-        Kind.BUFFER,
-    }
-)
 _STATE = frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.BUFFER})
 _PASS_KINDS = frozenset({Kind.ACTIVATION, Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
 
@@ -68,7 +60,6 @@ BLIND = 2.0
 
 SHIFTED = 4.0
 """Times what it inherits by which a boundary may be shifted: scores are smaller than what they sum."""
-
 
 _INHERITED = "what it was computed from was not recorded: differences up to"
 
@@ -130,6 +121,10 @@ class Execution:
     ledger: Ledger = field(default_factory=Ledger)
     apart: dict[Node, None] = field(default_factory=dict)
     unrecorded: Callable[[Outcome], bool] = lambda _: False
+    progress: Callable[[int, int], None] = lambda done, boundaries: None
+    executor: Executor | None = None
+    workers: int = 0
+    ahead: Ahead = field(default_factory=lambda: Ahead(None, 0, ()))
 
     @property
     def graph(self) -> Graph:
@@ -161,12 +156,12 @@ class Execution:
             work[node] = entry
         self.states.update({node.slot: node for node in work if node.slot.kind in _STATE})
         eps = max(compute_eps(pair.a), compute_eps(pair.b))
-        for node in self.graph.ordered(plan.step):
-            if node in work and node not in self.errors:
-                if plan.shown(node.slot):
-                    self._execute(node, work[node], pair, eps)
-                else:
-                    self._execute_apart(node, work[node], pair, eps)
+        order = [node for node in self.graph.ordered(plan.step) if node in work and node not in self.errors]
+        loaded = [e for node in order if isinstance(e := work[node], Comparison) and is_loaded(e)]
+        with Ahead(self.executor, self.workers, loaded) as self.ahead:
+            for number, node in enumerate(order):
+                self.progress(number, len(order))
+                (self._execute if plan.shown(node.slot) else self._execute_apart)(node, work[node], pair, eps)
 
     def _execute_apart(self, node: Node, entry: Comparison | OneSided, pair: StepPair, eps: float) -> None:
         """Compare a boundary for what is computed from it, and tell nothing of it."""
@@ -210,7 +205,7 @@ class Execution:
         if disagreeing[0] != disagreeing[1]:
             self._tell_disagreement(node, entry, pair, "a" if disagreeing[0] else "b")
             return
-        if entry.same_bytes and entry.slot.kind in _BYTES_SUFFICE:
+        if is_equal(entry):
             self._count(node, equal=True)
             self.known.note_equal(node, entry)
             return
@@ -219,7 +214,7 @@ class Execution:
             return
         overflowed = entry.slot.kind in OF_GRADIENTS and pair.overflowed
         try:
-            loaded = entry.load()
+            loaded = self.ahead.take(entry)
             self._compare(node, entry, where_finite(loaded) if overflowed else loaded, pair, eps, rule)
         except (NotComparable, Unplaceable) as reason:
             if overflowed:
@@ -289,12 +284,12 @@ class Execution:
             shapes = f"{list(loaded.a.shape)} in a, {list(loaded.b.shape)} in b"
             raise NotComparable(f"global shapes differ: {shapes}")
         eps = self._eps(node, entry, run_eps)
-        metrics = measure_loaded(loaded, eps or EPS["float64"])
-        if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
-            same = all(np.array_equal(a, b) for a, b in loaded.blocks())
-            metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
         terms = max(self.known.terms(node, entry, loaded.shape, pair), entry.terms)
-        measured = self._measured(node, loaded, metrics, terms, max(eps, stored_eps(entry)))
+        spacing, exact = max(eps, stored_eps(entry)), entry.exact or self.exact or not eps
+        given = Given(eps, spacing, terms, self._noise(node, entry), self.floors.get(node))
+        quick = None if exact else far_inside(node, loaded, self.known, given)
+        measured = quick or self._exactly(node, entry, loaded, given)
+        metrics = measured.metrics
         self._count(node, equal=metrics.equal)
         noted = measured
         if entry.terms and metrics.norm_a and not metrics.equal and not metrics.estimated:
@@ -318,6 +313,8 @@ class Execution:
         error = self.errors[node]
         rel = math.inf if entry.exact else error.rel  # how far ids or settings are apart bounds nothing
         self.errors[node] = dataclasses.replace(error, rel=rel, diverges=True).as_factor()
+        if quick is not None and broken is None:
+            metrics = measure_loaded(loaded, eps)  # to be told, extremes included
         role = self._role(node, own=origin == "own")
         bounded = origin == "inputs" or (bool(eps) and self.known.is_bounded(node))
         if role == "receiver" and origin != "inputs" and self._beyond(node, measured, eps):
@@ -369,6 +366,13 @@ class Execution:
         )
         self.judged[-1] = (node, replace(self.judged[-1][1], power_coherent=most, power_incoherent=most))
         return True
+
+    def _exactly(self, node: Node, entry: Comparison, loaded: Assembled | Streamed, given: Given) -> Measured:
+        metrics = measure_loaded(loaded, given.eps or EPS["float64"])
+        if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
+            same = all(np.array_equal(a, b) for a, b in loaded.blocks())
+            metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
+        return self._measured(node, loaded, metrics, given.terms, given.spacing)
 
     def _measured(
         self, node: Node, loaded: Assembled | Streamed, metrics: Metrics, terms: float, eps: float

@@ -45,7 +45,7 @@ class Known:
         first = entry.items_a[0].entry
         norm = first.stats.l2 if first.stats and first.stats.l2 is not None else 0.0
         self.errors[node] = Error(norm=norm)
-        self._note_shape(node, first.local_shape, norm, lookup=is_exact(first.dtype))
+        self.note_shape(node, first.local_shape, norm, lookup=is_exact(first.dtype))
 
     def note(self, node: Node, measured: Measured, loaded: Assembled | Streamed) -> None:
         """Note how far the two sides of a boundary are apart."""
@@ -55,7 +55,7 @@ class Known:
             together = summed_error(loaded.a, loaded.b) / measured.size if measured.size else 0.0
         if metrics.estimated:
             self.errors[node] = of_estimate(measured)
-            self._note_shape(node, loaded.shape, metrics.norm_a or 0.0, lookup=False)
+            self.note_shape(node, loaded.shape, metrics.norm_a or 0.0, lookup=False)
             return
         self.errors[node] = Error(
             measured.error, measured.peak, measured.size, together=together, coherent=measured.coherent
@@ -64,7 +64,7 @@ class Known:
             self._set_aside(node, measured, loaded)
         if node.slot.kind == Kind.ACTIVATION and isinstance(loaded, Assembled):
             self.centred[node] = centred(loaded.a)
-        self._note_shape(node, loaded.shape, metrics.norm_a or 0.0, lookup=loaded.exact)
+        self.note_shape(node, loaded.shape, metrics.norm_a or 0.0, lookup=loaded.exact)
 
     def note_gradient(self, node: Node, measured: Measured, loaded: Assembled | Streamed, eps: float) -> None:
         """Note which elements of a parameter have no effect, as far as the gradients of a step tell."""
@@ -94,7 +94,8 @@ class Known:
         diverges = any(p.diverges for p in parents)
         self.errors[node] = Error(known.rel, known.peak, diverges=diverges, coherent=known.rel)
 
-    def _note_shape(self, node: Node, shape: tuple[int, ...], norm: float, *, lookup: bool) -> None:
+    def note_shape(self, node: Node, shape: tuple[int, ...], norm: float, *, lookup: bool) -> None:
+        """Note how large a boundary is; ids (``lookup``) select rows."""
         self.shapes[node] = shape
         rows = math.prod(shape[:-1]) if len(shape) > 1 else 1
         # ids select rows: each contributes once

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import combinations_with_replacement, product
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from tensortrace.diff.rows import Row
 from tensortrace.diff.stream import Readable
 from tensortrace.tracer.types import Kind
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 
 CLOSE = 2.0**-18
 """Weights are float32 products of a few factors: equal within 32 units of round-off (3.8e-6)."""
@@ -267,8 +267,9 @@ def _fit(local: Mapping[int, Readable], gradient: Readable) -> _Fitted | None:
         for blocks in zip(*(local[r].blocks() for r in ranks), gradient.blocks(), strict=True):
             flat = vectors(blocks)
             for start in range(0, flat[-1].size, _CHUNK):
-                rows = np.stack([f[start : start + _CHUNK].astype(np.float64) for f in flat])
-                products += rows @ rows.T
+                rows = [f[start : start + _CHUNK].astype(np.float64) for f in flat]
+                for i, j in combinations_with_replacement(range(len(rows)), 2):
+                    products[i, j] = products[j, i] = products[i, j] + float(rows[i] @ rows[j])
             count += flat[-1].size
     inner, towards, square = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])
     norm, size = math.sqrt(float(np.trace(inner))), math.sqrt(square)

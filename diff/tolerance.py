@@ -185,7 +185,11 @@ def measure_peak(blocks: Iterable[Sides], metrics: Metrics, terms: float) -> flo
 
 
 def _peak(x: np.ndarray, y: np.ndarray, typical: float) -> float:
-    delta = np.abs(y - x)
+    delta = np.subtract(y, x)
+    np.abs(delta, out=delta)
+    if typical > 0 and math.isfinite(float(np.max(delta))):  # then all elements are finite
+        scale = np.abs(x)
+        return float(np.max(np.divide(delta, np.maximum(scale, typical, out=scale), out=delta)))
     delta[(x == y) | (np.isnan(x) & np.isnan(y))] = 0.0
     if not math.isfinite(float(np.max(delta))):
         return math.inf

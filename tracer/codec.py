@@ -33,9 +33,12 @@ Codec = Literal["raw", "planes"]
 Compress = Literal["auto", "planes", "best", "none"]
 
 _FRAME_MAGIC = 0xFD2FB528
-_BLOCK_BYTES = 128 << 10
+BLOCK_BYTES = 128 << 10
+"""The most raw bytes of a block of a frame (RFC 8878)."""
+
 _PLANES_FROM = 1024  # elements; smaller tensors gain nothing and stay readable as they are
 _COMPRESS_FROM = 64  # bytes; below, a frame of one raw block is as small
+_CACHED = 16 << 10  # elements that are put together at a time
 _SAMPLE_BYTES = 16 << 10
 _INCOMPRESSIBLE = 7.9  # bits per byte
 
@@ -179,9 +182,9 @@ def stored_parts(raw: memoryview | bytes) -> Parts:
     """Return the same in parts that refer to the bytes."""
     view = memoryview(raw)
     parts: list[bytes | memoryview] = [struct.pack("<IBI", _FRAME_MAGIC, 0b1010_0100, len(view))]
-    starts = range(0, max(len(view), 1), _BLOCK_BYTES)
+    starts = range(0, max(len(view), 1), BLOCK_BYTES)
     for start in starts:
-        block = view[start : start + _BLOCK_BYTES]
+        block = view[start : start + BLOCK_BYTES]
         last = start == starts[-1]
         parts += [(len(block) << 3 | last).to_bytes(3, "little"), block]
     parts.append((xxhash.xxh64_intdigest(view) & 0xFFFFFFFF).to_bytes(4, "little"))
@@ -244,7 +247,7 @@ def _end_of_blocks(source: Source, position: int, offset: int, content: int) -> 
             raise BadFrame(offset, "the file ends inside a frame", torn=True)
         header = int.from_bytes(raw, "little")
         last, kind, size = header & 1, (header >> 1) & 3, header >> 3
-        if kind == 3 or size > _BLOCK_BYTES:
+        if kind == 3 or size > BLOCK_BYTES:
             raise BadFrame(position, "a block header is not valid")
         position += 3 + (1 if kind == 1 else size)
         if last:
@@ -274,7 +277,10 @@ def logical(codec: Codec, dtype: str, raw: Bytes) -> Bytes:
     itemsize = dtype_of(dtype).itemsize
     if codec == "raw" or itemsize == 1 or raw.size == 0:
         return raw
-    out = np.empty((raw.size // itemsize, itemsize), np.uint8)
-    for byte, plane in enumerate(raw.reshape(itemsize, -1)):
-        out[:, byte] = plane
+    planes = raw.reshape(itemsize, -1)
+    out = np.empty((planes.shape[1], itemsize), np.uint8)
+    for start in range(0, len(out), _CACHED):
+        part = out[start : start + _CACHED]
+        for byte, plane in enumerate(planes):
+            part[:, byte] = plane[start : start + _CACHED]
     return out.reshape(-1)

@@ -26,7 +26,7 @@ def check_rank(rank: RankTrace) -> Iterator[str]:
     for entry in rank.entries:
         if entry.blob is not None and rank.stored(entry):  # what is lost, ``rank.problems`` counts by segment
             try:
-                rank.read_bytes(entry)
+                rank.read_bytes(entry, checksums=True)
             except TraceError as error:
                 yield str(error)
     for number in segment_numbers(rank.folder):

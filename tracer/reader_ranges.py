@@ -11,17 +11,16 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
-from tensortrace.tracer.codec import FRAME_BYTES, WINDOW_BYTES, BadFrame, Decoder, Frame
+from tensortrace.tracer.codec import BLOCK_BYTES, FRAME_BYTES, WINDOW_BYTES, BadFrame, Decoder, Frame
 from tensortrace.tracer.codec_dtypes import Bytes, dtype_of
 from tensortrace.tracer.codec_values import digest_of
 from tensortrace.tracer.errors import DamagedTrace
-from tensortrace.tracer.reader_segment import SegmentFile, blob_frames, open_segment
+from tensortrace.tracer.reader_segment import SegmentFile, blob_frames, open_segment, stored_into
 from tensortrace.tracer.types import Blob, Entry
 
 CURSORS = 256
 """Frames that stay open in the middle, of all tensors together: neighbouring ranges go on from there."""
 
-_BLOCK_BYTES = 128 << 10
 _READ_BYTES = 64 << 10
 
 
@@ -56,7 +55,7 @@ class _Cursor:
     def read(self, start: int, stop: int) -> Bytes:
         """Return raw bytes from the position or behind it; raise BadFrame if they aren't there."""
         while self.position < start:
-            self._take(min(start - self.position, _BLOCK_BYTES))
+            self._take(min(start - self.position, BLOCK_BYTES))
         return np.frombuffer(self._take(stop - start), np.uint8)
 
     def _take(self, size: int) -> bytes:
@@ -161,9 +160,10 @@ class RangeReader:
             first = self._ends[number] - self._frames[number].content
             upto = min(stop, self._ends[number])
             filled = out.size - (stop - start)
-            out[filled : filled + upto - start] = self._part(
-                segment, decoder, number, start - first, upto - first
-            )
+            part = out[filled : filled + upto - start]
+            whole = part.size == self._frames[number].content
+            if not (whole and stored_into(segment, self._frames[number], part)):
+                part[:] = self._part(segment, decoder, number, start - first, upto - first)
             start, number = upto, number + 1
         return out
 
@@ -186,20 +186,20 @@ class RangeReader:
 
 def _stored(segment: SegmentFile, frame: Frame, low: int, high: int) -> Bytes | None:
     """Return the raw bytes [low, high) of a frame of raw blocks as they stand in the file; else None."""
-    blocks = -(-frame.content // _BLOCK_BYTES)
+    blocks = -(-frame.content // BLOCK_BYTES)
     plain = frame.start - frame.offset + frame.content + 3 * blocks
     if frame.length not in (plain, plain + 4):  # with a checksum
         return None
-    first, last = low // _BLOCK_BYTES, (high - 1) // _BLOCK_BYTES
-    end = min((last + 1) * _BLOCK_BYTES, frame.content)
-    size = end - first * _BLOCK_BYTES + 3 * (last - first + 1)
-    data = np.frombuffer(segment.at(frame.start + first * (_BLOCK_BYTES + 3), size), np.uint8)
-    out = np.empty(end - first * _BLOCK_BYTES, np.uint8)
+    first, last = low // BLOCK_BYTES, (high - 1) // BLOCK_BYTES
+    end = min((last + 1) * BLOCK_BYTES, frame.content)
+    size = end - first * BLOCK_BYTES + 3 * (last - first + 1)
+    data = np.frombuffer(segment.at(frame.start + first * (BLOCK_BYTES + 3), size), np.uint8)
+    out = np.empty(end - first * BLOCK_BYTES, np.uint8)
     for block in range(last - first + 1):
-        begin = block * _BLOCK_BYTES
-        length = min(_BLOCK_BYTES, out.size - begin)
+        begin = block * BLOCK_BYTES
+        length = min(BLOCK_BYTES, out.size - begin)
         header = int.from_bytes(data[begin + 3 * block : begin + 3 * block + 3].tobytes(), "little")
         if header >> 1 != length << 2:
             return None  # not a raw block of this length
         out[begin : begin + length] = data[begin + 3 * block + 3 :][:length]
-    return out[low - first * _BLOCK_BYTES : high - first * _BLOCK_BYTES]
+    return out[low - first * BLOCK_BYTES : high - first * BLOCK_BYTES]

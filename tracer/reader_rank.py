@@ -93,15 +93,17 @@ class RankTrace:
         """
         return values(entry.dtype, self.read_bytes(entry)).reshape(entry.local_shape)
 
-    def read_bytes(self, entry: Entry) -> Bytes:
+    def read_bytes(self, entry: Entry, *, checksums: bool = False) -> Bytes:
         """Return the logical bytes (little-endian, row-major) as a flat array; the digest was checked.
+
+        The ``checksums`` of frames say nothing more of the tensor, but of the file.
 
         Raises DamagedTrace naming file and offset, NotKept where the bytes were never kept, or TraceError
         where they exceed the trace's ``limit_bytes``.
         """
         source, entry = self._holder(entry)
         blob, path = source._located(entry)
-        return read_blob(path, entry, blob, self.limit_bytes)
+        return read_blob(path, entry, blob, self.limit_bytes, checksums=checksums)
 
     def read_range(self, entry: Entry, start: int, stop: int) -> NDArray[np.generic]:
         """Return the elements [start, stop) of the flattened tensor, as ``read`` gives them.

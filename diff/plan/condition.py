@@ -82,12 +82,31 @@ def terms_in_sum(node: Node, given: Sequence[tuple[int, ...]]) -> int:
     return RANKS
 
 
+_CACHED = 1 << 16
+"""Elements that are looked at at a time."""
+
+_TOLD = 1e-4
+"""Share of a sum of squares from which on a difference of two such sums has digits enough."""
+
+
 def centred(values: np.ndarray) -> float:
     """Return which part of a tensor's norm is left without the mean of each row."""
     if values.ndim < 2 or values.dtype.kind not in "f":
         return 1.0
-    wide = values.astype(np.float64)
+    squares = of_means = 0.0
+    rows = values.reshape(-1, values.shape[-1])
+    many = max(_CACHED // max(values.shape[-1], 1), 1)
     with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, len(rows), many):
+            wide = rows[start : start + many].astype(np.float64)
+            squares += float(np.vdot(wide, wide))
+            means = wide @ np.full(wide.shape[1], 1 / max(wide.shape[1], 1))
+            of_means += float(means @ means) * wide.shape[1]
+        if not squares or not math.isfinite(squares) or not math.isfinite(of_means):
+            return 1.0
+        if squares - of_means > _TOLD * squares:
+            return math.sqrt((squares - of_means) / squares)
+        wide = values.astype(np.float64)  # nearly constant rows: the difference of sums has no digits left
         norm = float(np.linalg.norm(wide))
         left = float(np.linalg.norm(wide - wide.mean(axis=-1, keepdims=True)))
     return left / norm if norm and math.isfinite(left) and math.isfinite(norm) else 1.0

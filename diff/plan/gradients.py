@@ -81,9 +81,8 @@ class ClipEvent(NamedTuple):
 def clip_events(view: StepView) -> tuple[ClipEvent, ...]:
     """Return the clip events of a window in order."""
     found: dict[int, dict[str, tuple[Item, ...]]] = {}
-    for slot, items in view.find(Kind.CLIPPED_GRAD):
-        if slot.name == CLIP:
-            found.setdefault(slot.call, {})[slot.slot] = by_rank(items)
+    for slot in view.named(Kind.CLIPPED_GRAD, CLIP):
+        found.setdefault(slot.call, {})[slot.slot] = by_rank(view.items[slot])
     events = []
     for call, held in sorted(found.items()):
         scalars = {slot: items[0] for slot, items in held.items()}

@@ -142,8 +142,10 @@ def _judge(stage: Stage, eps: float, noise: float) -> tuple[Metrics, Judgement] 
     metrics = measure_blocks(stage.actual.shape, blocks(), eps=eps)
     if metrics.nonfinite_a or metrics.nonfinite_b:
         return None
-    peak = measure_peak(blocks(), metrics, stage.terms)
-    coherence = measure_coherence(stage.actual.shape, blocks(), metrics.projection, eps)
+    peak, coherence = 0.0, measure_coherence(stage.actual.shape, (), None, eps)
+    if not metrics.equal:
+        peak = measure_peak(blocks(), metrics, stage.terms)
+        coherence = measure_coherence(stage.actual.shape, blocks(), metrics.projection, eps)
     measured = Measured(metrics, peak, stage.terms, stage.length, coherence)
     return metrics, judge_model(measured, eps, (), noise=noise)
 

@@ -95,7 +95,7 @@ def weight_refs(pair: StepPair) -> tuple[Ref, ...]:
 
 
 def _weights(view: StepView) -> list[Slot]:
-    return [s for s in view.items if s.kind == Kind.LOSS and s.slot == "weight" and s.phase == "train"]
+    return [slot for slot, _ in view.find(Kind.LOSS, phase="train") if slot.slot == "weight"]
 
 
 def _items(view: StepView, group: int | None, pair: StepPair) -> tuple[Item, ...]:

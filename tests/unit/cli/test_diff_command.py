@@ -123,10 +123,11 @@ def test_an_existing_json_file_is_refused_before_anything_is_compared(
 def test_every_option_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = answer(monkeypatch, EQUIVALENT)
     options = ["--floor", "a2", "--floor", "a3", "--kinds", "param,loss", "--include", "h.*"]
+    options += ["--jobs", "3"]
     main.run(["diff", "a", "b", *options, "--allow-missing", "ema.*", "--align", "b:0=a:100"])
     expected = engine.CompareOptions(
         policy="error-model", floor=(Path("a2"), Path("a3")), allow_missing=("ema.*",),
-        kinds=(Kind.LOSS, Kind.PARAM), include=("h.*",), align="b:0=a:100",
+        kinds=(Kind.LOSS, Kind.PARAM), include=("h.*",), align="b:0=a:100", jobs=3,
     )  # fmt: skip
     assert calls == [(Path("a"), Path("b"), expected)]
 

@@ -1,0 +1,129 @@
+"""How fast two traces are compared: GB of one trace per CPU-second (user + system), and the memory it takes.
+
+    python benchmarks/diff_speed.py [--gb 2] [--folder DIR] [--repeat 3] [--jobs N]
+
+Writes pairs of traces into a temporary folder, compares each with ``trace diff`` and deletes them. Where all
+differ, they do by round-off; ``raw`` are stored as they are, ``compressed`` as the recorder stores them by
+default. Equal traces are compared by their digests alone, or with ``--verify`` after reading every byte. The
+time includes starting Python. Beside it stands the speed at which one core copies memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.diff_traces import Run
+
+LAYER_BYTES = 51 << 20
+"""Bytes of a layer in one step: two activations of three in bfloat16, with gradients; six of each weight."""
+
+HEAD_BYTES = 512 << 20
+TRACE = Path(sys.executable).parent / "trace"
+
+
+class Spent(NamedTuple):
+    """What one comparison took."""
+
+    cpu_s: float
+    wall_s: float
+    peak_mb: float
+
+
+def diff(a: Path, b: Path, *options: str, expect: int = 0) -> Spent:
+    """Run ``trace diff`` and return what it took; its exit code must be the expected one."""
+    began = time.perf_counter()
+    child = subprocess.Popen(
+        [TRACE, "diff", "-q", a, b, *options],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert child.stderr is not None
+    told = child.stderr.read().decode()
+    _, status, usage = os.wait4(child.pid, 0)
+    code = child.returncode = os.waitstatus_to_exitcode(status)
+    if code != expect:
+        raise SystemExit(f"trace diff {a} {b}: exit code {code}, not {expect}\n{told}")
+    return Spent(usage.ru_utime + usage.ru_stime, time.perf_counter() - began, usage.ru_maxrss / 1024)
+
+
+def median(measure: Callable[[], Spent], repeat: int) -> Spent:
+    """Return the medians of some runs, after one that warms the page cache."""
+    measure()
+    found = [measure() for _ in range(repeat)]
+    return Spent(*(statistics.median(values) for values in zip(*found, strict=True)))
+
+
+def copy_speed() -> float:
+    """Return GB/s at which memory is copied into memory that is in use, by one core."""
+    source = np.ones(64 << 20, np.uint8)
+    target = np.ones_like(source)
+    best = 0.0
+    for _ in range(9):
+        began = time.process_time()
+        np.copyto(target, source)
+        best = max(best, source.size / (time.process_time() - began))
+    return best / 1e9
+
+
+def pair(folder: Path, layers: int, steps: int, compress: str, *, equal: bool) -> tuple[Path, Path, float]:
+    """Write two traces; return them and the GB of tensors in one."""
+    a, b = folder / "a", folder / "b"
+    size = Run(a, layers=layers, noise=0, compress=compress).write(steps)  # type: ignore[arg-type]
+    if equal:
+        shutil.copytree(a, b)
+    else:
+        Run(b, layers=layers, noise=1, compress=compress).write(steps)  # type: ignore[arg-type]
+    return a, b, size / 1e9
+
+
+def main() -> None:
+    """Measure and print one line for each way of comparing, and one on memory."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gb", type=float, default=2.0, help="size of one trace; at least 0.6")
+    parser.add_argument("--folder", type=Path, help="where traces are written")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--jobs", type=int, help="as of trace diff")
+    chosen = parser.parse_args()
+    options = ("--jobs", str(chosen.jobs)) if chosen.jobs else ()
+    layers = max(1, round((min(chosen.gb, 1.0) * 1e9 - HEAD_BYTES) / LAYER_BYTES))
+    steps = max(1, round(chosen.gb))
+    copied = copy_speed()
+    print(f"memory copy, one core: {copied:.1f} GB/s")
+    peaks = {}
+    for title, compress, equal, more in (
+        ("raw, all differ", "off", False, ()),
+        ("compressed, all differ", "auto", False, ()),
+        ("equal, by digests", "auto", True, ()),
+        ("equal, --verify", "auto", True, ("--verify",)),
+    ):
+        with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
+            a, b, size = pair(Path(folder), layers, steps, compress, equal=equal)
+            spent = median(lambda: diff(a, b, *options, *more), chosen.repeat)  # noqa: B023
+        speed = size / spent.cpu_s
+        peaks[title] = size, spent.peak_mb
+        print(
+            f"{title:24s} {size:6.2f} GB  {spent.cpu_s:7.2f} s CPU {spent.wall_s:7.2f} s wall  "
+            f"{speed:7.2f} GB/CPU-s = {speed / copied:5.2f} of a copy   peak {spent.peak_mb:5.0f} MB"
+        )
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
+        a, b, size = pair(Path(folder), layers, 2 * steps, "off", equal=False)
+        spent = diff(a, b, *options)
+    half, peak = peaks["raw, all differ"]
+    print(f"peak memory: {peak:.0f} MB at {half:.1f} GB, {spent.peak_mb:.0f} MB at {size:.1f} GB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""What ``compare``, ``tolerance`` and ``coherence`` measure, to six digits in one pass of float32.
+
+Most boundaries are far inside of what is allowed: there six digits suffice, and speed counts. Blocks stay in
+the processor's cache, sums over a few thousand elements are float32 and everything above float64. Whoever
+judges asks the exact functions again where the outcome is not far inside. What cannot be measured so (other
+dtypes, infinities, numbers that float32 cannot square) is answered by None.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tensortrace.diff.assemble import Assembled
+from tensortrace.diff.causality import Node
+from tensortrace.diff.coherence import FEW, MOST, SAMPLED, Coherence, clusters, rounding_alike
+from tensortrace.diff.compare import SEEN_FIRST, Sides
+from tensortrace.diff.floors import Floor
+from tensortrace.diff.inherit import Known
+from tensortrace.diff.result import Metrics
+from tensortrace.diff.stream import Streamed
+from tensortrace.diff.tolerance import Measured, judge_model
+
+FAR_INSIDE = 0.5
+"""The ratio of error to what is allowed up to which six digits suffice."""
+
+_ELEMENTS = 1 << 16
+_LEAST_ELEMENTS = 1 << 12
+_NARROWEST, _WIDEST = 16, 1 << 18
+_SMALL, _LARGE = 2.0**-80, 2.0**80
+_PLAIN = 2.0**-8, 2.0**8
+_SIGN_AND_EXPONENT = np.uint32(0xFF800000)
+
+
+class Quick(NamedTuple):
+    """What is measured of two tensors that are finite and not equal; extremes are left out of ``metrics``."""
+
+    metrics: Metrics
+    peak: float
+    coherence: Coherence | None
+
+
+class Given(NamedTuple):
+    """What a comparison is judged with: the spacing of its operation and of its values, its allowances."""
+
+    eps: float
+    spacing: float
+    terms: float
+    noise: float
+    floor: Floor | None
+
+
+def far_inside(node: Node, loaded: Assembled | Streamed, known: Known, given: Given) -> Measured | None:
+    """Return quick measurements of a boundary where they tell that it is far inside of what is allowed."""
+    eps, spacing, terms, noise, floor = given
+    quick = measure_quickly(loaded.shape, loaded.blocks, eps=eps, spacing=spacing, terms=terms)
+    if quick is None:
+        return None
+    measured = Measured(quick.metrics, quick.peak, terms, known.length(node), quick.coherence)
+    known.note_shape(node, loaded.shape, quick.metrics.norm_a or 0.0, lookup=False)
+    agreeing = [e for e in known.inherits(node, measured.size) if not e.diverges]
+    judgement = judge_model(measured, eps, agreeing, noise=noise, floor=floor)
+    return measured if judgement.ratio <= FAR_INSIDE else None
+
+
+def measure_quickly(
+    shape: tuple[int, ...], blocks: Callable[[], Iterable[Sides]], *, eps: float, spacing: float, terms: float
+) -> Quick | None:
+    """Return what ``measure_blocks``, ``measure_peak`` and ``measure_coherence`` would, or None.
+
+    ``blocks`` gives both sides in row-major order and is called twice. ``spacing`` is the greatest of both
+    sides' dtypes, ``terms`` the norm of the terms summed.
+    """
+    size, width = math.prod(shape), shape[-1] if shape else 1
+    if size < _LEAST_ELEMENTS or not eps or (len(shape) > 1 and not _NARROWEST <= width <= _WIDEST):
+        return None
+    with np.errstate(all="ignore"):
+        squares = 0.0
+        for a, b in blocks():
+            if not _is_plain(a) or not _is_plain(b) or (len(shape) > 1 and a.size % width):
+                return None
+            squares += sum(float(x @ x) for x in _pieces(a.reshape(-1), _ELEMENTS))
+        typical = math.sqrt(squares / size) if math.isfinite(squares) else 0.0
+        if not _SMALL < typical < _LARGE:
+            return None
+        greatest = max(typical, terms / math.sqrt(size))
+        meter = _Meter(shape, typical, greatest)
+        for a, b in blocks():
+            meter.add_block(a.reshape(-1), b.reshape(-1))
+        return meter.result(spacing)
+
+
+def _is_plain(array: np.ndarray) -> bool:
+    return type(array) is np.ndarray and array.dtype == np.float32 and array.flags.c_contiguous
+
+
+def _pieces(flat: np.ndarray, most: int) -> Iterator[np.ndarray]:
+    return (flat[start : start + most] for start in range(0, flat.size, most))
+
+
+class _Scratch(threading.local):
+    """Arrays that are used again for every piece: fresh ones cost more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.floats = [np.empty(_WIDEST, np.float32) for _ in range(6)]
+        self.flags = np.empty(_WIDEST, np.bool_)
+        self.ones = np.ones(_WIDEST, np.float32)
+
+
+_scratch = _Scratch()
+
+
+class _Meter:
+    """Sums over pieces of whole rows: x is a, d is b − a, q = x·d, s = x²; all scaled by a power of two."""
+
+    def __init__(self, shape: tuple[int, ...], typical: float, greatest: float) -> None:
+        self.shape, self.size = shape, math.prod(shape)
+        self.width = shape[-1] if len(shape) > 1 else 1
+        self.scale = 1.0 if _PLAIN[0] < typical < _PLAIN[1] else 2.0 ** -round(math.log2(typical))
+        self.greatest = greatest
+        self.seen = 0
+        self.s = self.q = self.dd = self.qq = self.qs = self.ss = self.half = self.worst = 0.0
+        self.distinct = 0
+        rows = self.size // self.width if len(shape) > 1 else 0
+        self.of_rows = np.empty((2, rows))
+        self.of_columns = np.zeros((2, self.width if rows else 0))
+
+    def add_block(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Take in the next elements, which are whole rows."""
+        if not self.seen:
+            first = x[:SEEN_FIRST]
+            self.distinct = int(np.unique(np.abs(first[:: max(first.size // SAMPLED, 1)])).size)
+        step = max(_ELEMENTS // self.width, 1) * self.width
+        for start in range(0, x.size, step):
+            self._add(x[start : start + step], y[start : start + step])
+
+    def _add(self, x: np.ndarray, y: np.ndarray) -> None:
+        n = x.size
+        d, q, s, f, e, scaled = (buffer[:n] for buffer in _scratch.floats)
+        np.subtract(y, x, out=d)
+        given = x, y
+        if self.scale != 1.0:
+            d *= np.float32(self.scale)
+            x = np.multiply(x, np.float32(self.scale), out=scaled)
+        np.multiply(x, d, out=q)
+        np.multiply(x, x, out=s)
+        np.multiply(d, d, out=f)
+        self._add_sums(q, s)
+        self.dd += float(f @ _scratch.ones[:n])
+        self.qq += float(q @ q)
+        self.qs += float(q @ s)
+        self.ss += float(s @ s)
+        np.bitwise_and(x.view(np.uint32), _SIGN_AND_EXPONENT, out=e.view(np.uint32))
+        self.half += float(x @ e)
+        np.add(s, np.float32((self.greatest * self.scale) ** 2), out=e)
+        np.divide(f, e, out=f)
+        self._add_peak(f, *given)
+        self.seen += n
+
+    def _add_sums(self, q: np.ndarray, s: np.ndarray) -> None:
+        """Sum within rows and within columns."""
+        if not self.of_rows.size:
+            self.q += float(q @ _scratch.ones[: q.size])
+            self.s += float(s @ _scratch.ones[: s.size])
+            return
+        first, rows = self.seen // self.width, q.size // self.width
+        for number, values in enumerate((q, s)):
+            grid = values.reshape(rows, self.width)
+            self.of_rows[number, first : first + rows] = grid @ _scratch.ones[: self.width]
+            self.of_columns[number] += _scratch.ones[:rows] @ grid
+
+    def _add_peak(self, f: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+        """Find the worst element; its square is between f = d²/(x² + typical²) and 2f."""
+        most = float(f.max())
+        if not 2 * most > self.worst:
+            self.worst = most if math.isnan(most) else self.worst
+            return
+        near = np.greater(f, np.float32(max(most, self.worst) / 2 * (1 - 1e-5)), out=_scratch.flags[: f.size])
+        at = np.flatnonzero(near)
+        of_a, of_b = x[at].astype(np.float64), y[at].astype(np.float64)
+        found = np.abs(of_b - of_a) / np.maximum(np.abs(of_a), self.greatest)
+        self.worst = max(self.worst, float(np.max(found, initial=0.0)) ** 2)
+
+    def result(self, spacing: float) -> Quick | None:
+        """Return what was measured; None where something is not finite, or nothing differs."""
+        if self.of_rows.size:
+            self.q, self.s = (float(total) for total in self.of_rows.sum(axis=1))
+        sums = (self.s, self.q, self.dd, self.qq, self.qs, self.ss, self.half, self.worst)
+        if not all(map(math.isfinite, sums)) or not self.dd or not self.s or not self.worst:
+            return None
+        least = 1e-30 * self.seen
+        if self.dd < least or self.qq < least:  # squares that float32 rounds to nothing
+            return None
+        unit = 1 / self.scale
+        offset = self.q / self.s
+        single = max(self.qq - 2 * offset * self.qs + offset**2 * self.ss, 0.0)
+        norm, error = math.sqrt(self.s), math.sqrt(self.dd)
+        of_b = max(self.s + 2 * self.q + self.dd, 0.0)
+        metrics = Metrics(
+            elements=self.size, equal=False, rel_l2=error / norm, abs_l2=error * unit, norm_a=norm * unit,
+            norm_b=math.sqrt(of_b) * unit, projection=1 + offset,
+            projection_error=math.sqrt(single) / self.s,
+        )  # fmt: skip
+        return Quick(metrics, math.sqrt(self.worst), self._coherence(offset, single, spacing))
+
+    def _coherence(self, offset: float, single: float, spacing: float) -> Coherence | None:
+        if self.distinct < FEW:
+            return None
+        spread = math.sqrt(single)
+        for name, count, stride in clusters(self.shape):
+            q, s = self.of_columns if name == "columns" else self.of_rows
+            if name == "outer":
+                q, s = (v.reshape(count, stride // self.width).sum(axis=1) for v in (q, s))
+            products = q - offset * s
+            if count > MOST:
+                products = np.add.reduceat(products, np.arange(0, count, -(-count // MOST)))
+            kept = min(count, MOST)  # of clusters, those that joining leaves empty included
+            spread = max(spread, float(np.linalg.norm(products)) * (1 + 8 / kept))
+        half = 0.5 * spacing * self.half
+        return Coherence(spread / self.s, half / self.s * (1 + rounding_alike(self.distinct)))
