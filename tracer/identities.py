@@ -116,5 +116,5 @@ def _identities(boundary: Boundary, data: Bytes) -> NDArray[np.uint64]:
     rows = boundary.local_shape[0]
     if dtype_of(boundary.dtype).family == "int":
         data = data.view(dtype_of(boundary.dtype).storage).astype("<i8").view("u1")
-    each = data.reshape(rows, -1) if rows else data.reshape(0, 0)
+    each = data.reshape(rows, data.size // rows if rows else 0)
     return np.array([xxhash.xxh3_64_intdigest(np.ascontiguousarray(row).data) for row in each], np.uint64)

@@ -45,7 +45,9 @@ class Sketcher:
 
     def know(self, meshes: Mapping[str, Mesh]) -> None:
         """Take note of the meshes that shards refer to."""
-        self._meshes = meshes
+        if meshes != self._meshes:
+            self._meshes = meshes
+            self._regions.cache_clear()
 
     def forget(self) -> None:
         """Make the sketch of content that was seen before anew."""

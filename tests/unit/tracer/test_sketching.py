@@ -205,3 +205,19 @@ def test_the_next_pass_without_gradients_has_samples_of_its_own() -> None:
         see(of, 2 * number, tokens, kind=Kind.INPUT, name="(root)", microbatch=None)
         found.append(decode_numbers(sketch(of, 2 * number + 1, made, kind=Kind.ACTIVATION, microbatch=None)))
     np.testing.assert_allclose(sum(found), of_passes([[3, 1, 2, 0]], "rows")[0], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (0, 4), (0,)])
+def test_inputs_without_elements_are_samples_like_others(shape: tuple[int, ...]) -> None:
+    of = sketcher()
+    see(of, 0, np.zeros(shape, "i8"), kind=Kind.INPUT, name="(root)", microbatch=0)
+    made = np.random.default_rng(0).standard_normal((shape[0], 300))
+    assert sketch(of, 1, made, kind=Kind.ACTIVATION, microbatch=0).rows == 0
+
+
+def test_a_mesh_that_is_declared_late_is_known_from_then_on() -> None:
+    values, shard = np.ones((4, 6)), Shard("m", (0,), (Placement("shard", dim=0),), (8, 6))
+    boundary, data, of = boundary_of(0, values, shard=shard), values.reshape(-1).view("u1"), sketcher()
+    assert of.sketch(boundary, data, "d", SIZE) is None
+    of.know({"m": Mesh(("tp",), (2,), (0, 1))})
+    assert isinstance(of.sketch(boundary, data, "d", SIZE), Sketch)
