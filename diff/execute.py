@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from tensortrace.diff.catalog import Slot
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.coherence import measure_coherence
 from tensortrace.diff.compare import EPS, describe, measure_blocks
+from tensortrace.diff.estimate import NEEDS_VALUES
 from tensortrace.diff.estimating import measure_loaded, measured_estimates
 from tensortrace.diff.expect.ledger import Ledger, judge_declared
 from tensortrace.diff.expect.rules import Rule
@@ -25,7 +27,7 @@ from tensortrace.diff.floors import Floor
 from tensortrace.diff.holders import compute_eps, disagree, disagreement, stored_eps, without_layout
 from tensortrace.diff.inherit import Known
 from tensortrace.diff.levels import lacking, most_unseen, refuted, same_digests
-from tensortrace.diff.logical import Unplaceable
+from tensortrace.diff.logical import Unkept, Unplaceable
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import (
     Comparison,
@@ -40,13 +42,12 @@ from tensortrace.diff.plan.steps import judge_update
 from tensortrace.diff.quick import Given, far_inside
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.silent import without_shift
-from tensortrace.diff.stream import Streamed, block_of
+from tensortrace.diff.stream import Sketched, Streamed, block_of
 from tensortrace.diff.tolerance import (
     Error,
     Measured,
     judge_exact,
     judge_model,
-    judge_own,
     measure_peak,
     own_error,
 )
@@ -280,6 +281,8 @@ class Execution:
         self, node: Node, entry: Comparison, loaded: Assembled | Streamed, pair: StepPair, run_eps: float,
         rule: Rule | None = None,
     ) -> None:  # fmt: skip
+        if self.exact and isinstance(loaded, Sketched):
+            raise Unkept(NEEDS_VALUES)
         if loaded.a.shape != loaded.b.shape:
             shapes = f"{list(loaded.a.shape)} in a, {list(loaded.b.shape)} in b"
             raise NotComparable(f"global shapes differ: {shapes}")
@@ -416,7 +419,9 @@ class Execution:
         self, node: Node, entry: Comparison, loaded: Assembled, eps: float
     ) -> Judgement | None:
         """Judge what is left without elements that are given only round-off; None if that diverges too."""
-        quiet = entry.quiet(loaded) if entry.quiet else None
+        quiet = None
+        with suppress(Unkept):  # of a gradient that is known by its sketch
+            quiet = entry.quiet(loaded) if entry.quiet else None
         if quiet is None:
             return None
         metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=eps or EPS["float64"])
@@ -449,13 +454,9 @@ class Execution:
         parents = self.known.inherits(node, measured.size)
         agreeing = [e for e in parents if not e.diverges]
         plain = judge_model(measured, eps, agreeing, noise=self._noise(node, entry), floor=floor)
-        if measured.metrics.estimated and entry.own and pair is not None:
-            step = judge_update(entry.slot, pair, eps)
-            return (step or plain), "unknown"
-        sides = entry.own() if entry.own else None
-        if sides is None:
-            return plain, "unknown"
-        own = judge_own(sides, eps, measured.metrics.norm_a)
+        own, by_formula = judge_update(entry, pair, measured.metrics, eps)
+        if own is None or not by_formula:
+            return own or plain, "unknown"
         if own.ratio > 1:
             return own, "own"
         return (plain if any(e.diverges for e in parents) else own), "inputs"

@@ -10,6 +10,7 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Recomputed, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.plan.comparison import Comparison, StepPair, StepPlan
+from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import Kind
 
 AGAIN = " (recomputed)"
@@ -49,7 +50,9 @@ def _comparison(ref: Ref, other: Recomputed, parents: tuple[Ref, ...]) -> Compar
     )  # fmt: skip
 
 
-def _load(first: Item, again: Item) -> Assembled:
+def _load(first: Item, again: Item) -> Assembled | Streamed:
+    if first.bare or again.bare:  # of one rank and pass: its samples lie in one order
+        return paired(one(first), one(again))
     return Assembled(first.read(), again.read())
 
 

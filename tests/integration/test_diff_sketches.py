@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensortrace.diff.engine import compare
+from tensortrace.diff.engine import CompareOptions, compare
 from tensortrace.diff.result import Result
 from tensortrace.tracer.full_at import full_at
 from tensortrace.tracer.types import Kind, Mesh, Promise
@@ -180,3 +180,13 @@ def test_sketches_of_a_stage_without_inputs_do_not_meet_those_that_go_by_samples
     assert result.verdict == "incomplete"
     write_trace(tmp_path / "c", [[given, rounded]], promise=SKETCH)
     assert compare(tmp_path / "a", tmp_path / "c").verdict == "equivalent"
+
+
+def test_equal_bits_are_not_asked_of_sketches(tmp_path: Path) -> None:
+    a, b = (
+        Even(Setup(steps=2, ranks=ranks)).write(tmp_path / str(ranks), promise=SKETCH) for ranks in (1, 2)
+    )
+    result = compare(a, b, options=CompareOptions(policy="exact"))
+    estimated = [o for o in result.origins if o.metrics is not None and o.metrics.estimated]
+    assert not estimated
+    assert not result.coverage.complete
