@@ -325,7 +325,9 @@ def _consumed(gradients: Gradients, name: str) -> np.ndarray:
 def _whole(gradients: Gradients, name: str) -> np.ndarray:
     """Return a gradient before it is clipped, whole."""
     reduced = gradients.rung(Kind.REDUCED_GRAD, name)
-    return np.asarray(reduced.read() if reduced else sum(gradients.local(name).values()), np.float64)
+    if reduced:
+        return reduced.read().astype(np.float64)
+    return np.asarray(sum(gradients.local(name).values()), np.float64)
 
 
 def before_unscale(case: Case) -> Sequence[Proposal]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -28,7 +30,7 @@ def apart(case: Case) -> Iterator[Proposal]:
     reference = _read(whole)
     if any(value.shape != reference.shape for value in values.values()):
         return
-    total = np.asarray(sum(values.values()))
+    total = reduce(add, values.values())
     size = float(np.vdot(total, total))
     factor = float(np.vdot(total, reference)) / size if size else 0.0
     used = " and ".join(sorted(values))
@@ -42,7 +44,7 @@ def apart(case: Case) -> Iterator[Proposal]:
 
 
 def _read(found: Sum) -> np.ndarray:
-    return np.asarray(found.read(), np.float64)
+    return found.read().astype(np.float64)
 
 
 def uses_of(case: Case, name: str) -> tuple[str, ...]:
