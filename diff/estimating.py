@@ -15,7 +15,8 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.coherence import Coherence
 from tensortrace.diff.compare import measure_blocks
-from tensortrace.diff.estimate import Estimate
+from tensortrace.diff.estimate import NEEDS_VALUES, Estimate
+from tensortrace.diff.logical import Unkept
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.stream import Sketched, Streamed
 from tensortrace.diff.tolerance import Measured
@@ -43,9 +44,14 @@ NOISY = 2.0**-10
 """Relative error of a gradient from which on most of an update may be made of it."""
 
 
-def measure_loaded(loaded: Assembled | Streamed, eps: float) -> Metrics:
-    """Return the metrics of both sides of a boundary; estimates where only sketches are known."""
+def measure_loaded(loaded: Assembled | Streamed, eps: float, *, exact: bool = False) -> Metrics:
+    """Return the metrics of both sides of a boundary; estimates where only sketches are known.
+
+    Raises Unkept where ``exact`` asks for equal bits of sketches.
+    """
     if isinstance(loaded, Sketched):
+        if exact:
+            raise Unkept(NEEDS_VALUES)
         return measure_estimates(*loaded.sides)
     return measure_blocks(loaded.shape, loaded.blocks(), eps=eps)
 

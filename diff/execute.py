@@ -19,7 +19,6 @@ from tensortrace.diff.catalog import Slot
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.coherence import measure_coherence
 from tensortrace.diff.compare import EPS, describe, measure_blocks
-from tensortrace.diff.estimate import NEEDS_VALUES
 from tensortrace.diff.estimating import measure_loaded, measured_estimates
 from tensortrace.diff.expect.ledger import Ledger, judge_declared
 from tensortrace.diff.expect.rules import Rule
@@ -42,7 +41,7 @@ from tensortrace.diff.plan.steps import judge_update
 from tensortrace.diff.quick import Given, far_inside
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.silent import without_shift
-from tensortrace.diff.stream import Sketched, Streamed, block_of
+from tensortrace.diff.stream import Streamed, block_of
 from tensortrace.diff.tolerance import (
     Error,
     Measured,
@@ -281,8 +280,6 @@ class Execution:
         self, node: Node, entry: Comparison, loaded: Assembled | Streamed, pair: StepPair, run_eps: float,
         rule: Rule | None = None,
     ) -> None:  # fmt: skip
-        if self.exact and isinstance(loaded, Sketched):
-            raise Unkept(NEEDS_VALUES)
         if loaded.a.shape != loaded.b.shape:
             shapes = f"{list(loaded.a.shape)} in a, {list(loaded.b.shape)} in b"
             raise NotComparable(f"global shapes differ: {shapes}")
@@ -371,7 +368,7 @@ class Execution:
         return True
 
     def _exactly(self, node: Node, entry: Comparison, loaded: Assembled | Streamed, given: Given) -> Measured:
-        metrics = measure_loaded(loaded, given.eps or EPS["float64"])
+        metrics = measure_loaded(loaded, given.eps or EPS["float64"], exact=self.exact)
         if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
             same = all(np.array_equal(a, b) for a, b in loaded.blocks())
             metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
