@@ -50,9 +50,11 @@ class Keeping:
             self._sketcher.know(meshes)
 
     def forget(self) -> None:
-        """Let nothing refer to the sketch of an earlier boundary any more."""
+        """Let nothing refer to the sketch or the bytes of an earlier boundary any more."""
         if self._sketcher is not None:
             self._sketcher.forget()
+        if self._spares is not None:
+            self._spares.forget()
 
     def decide(self, boundary: Boundary, data: Bytes, digest: str) -> Kept:
         """Return what to keep; what should have a sketch and can have none is kept in full."""

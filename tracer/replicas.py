@@ -34,32 +34,40 @@ def _is_start(boundary: Boundary) -> bool:
 class Spares:
     """Decides what a rank leaves to another one; sees every boundary of the rank, in order.
 
-    What an optimizer makes is left only where this rank's optimizers update every parameter that has a
-    gradient: where ranks share the updates out (ZeRO, or by hand), each has what no other has. What has
-    the bytes of something that was left before is left, too.
+    What an optimizer makes is left once this rank has had its kind of every parameter that has a gradient,
+    so from the second step on: where ranks share the updates out (ZeRO, or by hand), each has what no
+    other has. What has the bytes of something that was left before is left, too.
     """
 
     def __init__(self) -> None:
         self._with_gradient: set[str] = set()
-        self._updated: set[str] = set()
+        self._had: dict[Kind, set[str]] = {kind: set() for kind in _BY_OPTIMIZER}
         self._left: set[str] = set()
+        self._known: dict[Kind, tuple[int, int, bool]] = {}
+
+    def forget(self) -> None:
+        """Don't count on bytes that were left before: the other rank may have dropped them since."""
+        self._left.clear()
 
     def leaves(self, boundary: Boundary, digest: str) -> bool:
         """Take note of a boundary, and tell whether its bytes are left to another rank."""
-        if boundary.kind in _GRADIENTS:
+        kind = boundary.kind
+        if kind in _GRADIENTS:
             self._with_gradient.add(boundary.name)
-        if boundary.kind is Kind.SCHEDULE:
-            self._updated.update(boundary.meta.members)
-        if not is_spare(boundary):
+        by_all = kind not in _BY_OPTIMIZER or self._has_all(boundary)
+        if not is_spare(boundary) or not (by_all or digest in self._left):
             return False
-        left = boundary.kind not in _BY_OPTIMIZER or digest in self._left or self._by_all(boundary)
-        if left:
-            if len(self._left) >= _REMEMBERED:
-                self._left.clear()
-            self._left.add(digest)
-        return left
+        if len(self._left) >= _REMEMBERED:
+            self._left.clear()
+        self._left.add(digest)
+        return True
 
-    def _by_all(self, boundary: Boundary) -> bool:
+    def _has_all(self, boundary: Boundary) -> bool:
         if boundary.step == INIT_STEP:
             return boundary.kind is Kind.PARAM
-        return bool(self._with_gradient) and self._with_gradient <= self._updated
+        kind, had = boundary.kind, self._had[boundary.kind]
+        sizes = len(self._with_gradient), len(had)
+        if self._known.get(kind, (0, 0, False))[:2] != sizes:
+            self._known[kind] = *sizes, bool(had) and bool(sizes[0]) and self._with_gradient <= had
+        had.add(boundary.name)
+        return self._known[kind][2]

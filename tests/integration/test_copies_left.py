@@ -13,7 +13,7 @@ from tensortrace.diff import compare
 from tensortrace.tracer.errors import NotKept
 from tensortrace.tracer.reader import Trace, check
 from tensortrace.tracer.replicas import Spares, is_spare
-from tensortrace.tracer.types import Kind, Mesh, Meta, Placement, Promise, Shard
+from tensortrace.tracer.types import Kind, Mesh, Placement, Promise, Shard
 from tests.integration.judged import Judge, codes, first
 from tests.simulated import At, Program
 from tests.synthetic import boundary_of, write_trace
@@ -46,35 +46,27 @@ def test_the_first_of_each_set_of_copies_stores(
     assert not is_spare(boundary_of(0, BIG, kind=kind))
 
 
-def left_by(*boundaries: tuple[Kind, str, tuple[str, ...]]) -> list[bool]:
+def left_by(*boundaries: tuple[Kind, str]) -> list[bool]:
     """Return which of a second rank's boundaries of step 0 are left to the first; all declare copies."""
     spares = Spares()
     shard = Shard("ddp", (1,), (COPY,), BIG.shape)
     return [
-        spares.leaves(
-            boundary_of(0, BIG, kind=kind, name=name, shard=shard, meta=Meta(members=members)),
-            f"{kind} {name}",
-        )
-        for kind, name, members in boundaries
+        spares.leaves(boundary_of(0, BIG, kind=kind, name=name, shard=shard), f"digest {number}")
+        for number, (kind, name) in enumerate(boundaries)
     ]
 
 
-GRADIENTS = [(Kind.REDUCED_GRAD, "a", ()), (Kind.REDUCED_GRAD, "b", ())]
+GRADIENTS = [(Kind.REDUCED_GRAD, "a"), (Kind.REDUCED_GRAD, "b")]
 
 
-@pytest.mark.parametrize(("members", "left"), [(("a", "b"), True), (("a",), False)])
-def test_what_optimizers_make_is_left_where_this_ranks_own_update_all(
-    members: tuple[str, ...], left: bool
+@pytest.mark.parametrize(("others", "left"), [(("a", "b"), True), (("a",), False)])
+def test_what_optimizers_make_is_left_by_ranks_that_have_it_of_all_parameters(
+    others: tuple[str, ...], left: bool
 ) -> None:
-    """Ranks that share the updates out (ZeRO) have each what no other has."""
-    made = [
-        (Kind.SCHEDULE, "optimizer.0.group.0", members),
-        (Kind.OPTIMIZER_STATE, "a", ()),
-        (Kind.PARAM, "a", ()),
-    ]
-    assert left_by(*GRADIENTS, *made)[:2] == [True, True]
-    assert left_by(*GRADIENTS, *made)[3:] == [left, left]
-    assert left_by((Kind.PARAM, "a", ())) == [False], "nothing is known of who updates what"
+    """From the second step on; ranks that share the updates out (ZeRO) have each what no other has."""
+    first = [(Kind.OPTIMIZER_STATE, name) for name in others]
+    found = left_by(*GRADIENTS, *first, (Kind.OPTIMIZER_STATE, "a"))
+    assert found == [True, True, *([False] * len(others)), left]
 
 
 def two_ranks(root: Path, other: np.ndarray) -> Path:
