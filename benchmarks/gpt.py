@@ -213,6 +213,7 @@ def main() -> None:
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("output", type=Path)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP)
     parser.add_argument("--autocast", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(2)
@@ -220,7 +221,7 @@ def main() -> None:
     program.step()
     steps: list[list[float]] = []
     with WAYS[args.way](program, args.output) as after:
-        for _ in range(WARM_UP):
+        for _ in range(args.warm_up):
             program.step()
             after()
         _settle()

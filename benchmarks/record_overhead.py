@@ -5,7 +5,7 @@
 Each round runs every way in a process of its own, so that noise of the machine meets all of them. Ratios are
 to the untraced run of the same round; their medians over the rounds are printed. CPU time is user and system
 time of all threads until everything is written. ``thread`` is the CPU time of the training thread beyond the
-untraced one's, as a share of the untraced step's wall time. Idle threads of torch sleep (OMP_WAIT_POLICY),
+untraced one's, as a share of the untraced one's. Idle threads of torch sleep (OMP_WAIT_POLICY),
 else spinning ones would count as work. The program is in ``gpt.py``.
 """
 
@@ -67,7 +67,7 @@ def line(way: str, runs: list[Run], plain: list[Run]) -> str:
     step, wall, cpu = (
         median(getattr(a, of) / getattr(b, of) for a, b in pairs) for of in ("step", "wall", "cpu")
     )
-    thread = median((a.thread - b.thread) / b.step for a, b in pairs)
+    thread = median((a.thread - b.thread) / b.thread for a, b in pairs)
     extra = median(a.extra_mib - b.extra_mib for a, b in pairs)
     written = median(a.written_mib for a in runs)
     return f"{way:14s}{step:8.2f}{wall:12.2f}{cpu:12.2f}{100 * thread:9.0f} %{extra:10.0f}{written:10.0f}"
