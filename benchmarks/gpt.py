@@ -111,7 +111,7 @@ def copied_only(program: Program, output: Path) -> Iterator[Callable[[], None]]:
     """Record, but let the writer thread throw everything away: what is left is the training's own share."""
     from tensortrace.tracer.writer import RankWriter
 
-    RankWriter.append = RankWriter.append_known = lambda self, *given: None  # type: ignore
+    RankWriter.append = RankWriter.append_known = lambda self, *given, **named: None  # type: ignore
     with recorded()(program, output) as after:
         yield after
 

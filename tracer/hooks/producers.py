@@ -112,6 +112,8 @@ class Producers:
 
     def by_node(self, node: Node, output: int = 0) -> tuple[int, ...]:
         """Return the nearest recorded tensors on each path of the graph from what a node made."""
+        if not self._nodes and not self._old_nodes:
+            return ()  # as where the step isn't recorded: there is nothing to search for
         found: set[int] = set()
         visited: set[NodeKey] = set()
         todo: deque[tuple[Node, int]] = deque([(node, output)])
