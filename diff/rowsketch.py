@@ -53,6 +53,8 @@ def of_rows(
         if any(entry.sketch.rows is None for side in sides for entry in side.sketches if entry.sketch):
             raise Unkept(OTHER_ORDER)  # of a rank that had no input, as a later stage of a pipeline
         return Sketched.of(sides[0].summed({}, apart), sides[1].summed(scales, apart))
+    if not all(side.alike for side in sides) and not _is_alike(a, b, pairing):
+        raise Unkept(OTHER_ORDER)  # rows that went elsewhere (to experts) have an order of their own
     if additive:
         x, y = sides[0].summed({}, apart), sides[1].summed(scales, apart)
         if x.shape != y.shape:
@@ -135,6 +137,15 @@ class _Side:
         numbers = of_region(value, full_region(value.shape), SIZE, follows)
         norm = float(np.linalg.norm(np.ravel(value).astype(np.float64)))
         return Estimate(numbers, value.shape, norm if math.isfinite(norm) else None)
+
+
+def _is_alike(a: Sequence[Item], b: Sequence[Item], pairing: Pairing) -> bool:
+    """Tell whether indices mean the same in both runs: on the same ranks, or where they are positions."""
+    if {item.ranks for item in a} == {item.ranks for item in b} and pairing.extents_a == pairing.extents_b:
+        return True
+    sides = ((a, pairing.extents_a), (b, pairing.extents_b))
+    found = [(i.entry.local_shape, known.get(_part(i))) for side, known in sides for i in side]
+    return all(shape and extent and shape[0] == extent.positions for shape, extent in found)
 
 
 def _part(item: Item) -> Part:
