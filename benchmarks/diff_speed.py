@@ -26,12 +26,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.diff_traces import Run
+from benchmarks.diff_traces import SMALL_VOCABULARY, VOCABULARY, Run
+from tensortrace.tracer.codec import Compress
 
 LAYER_BYTES = 51 << 20
 """Bytes of a layer in one step: two activations of three in bfloat16, with gradients; six of each weight."""
 
-HEAD_BYTES = 512 << 20
+WORD_BYTES = 32 << 10
+"""Bytes of a word of the vocabulary in one step: logits and their gradient, and six of its weight."""
+
 TRACE = Path(sys.executable).parent / "trace"
 
 
@@ -78,39 +81,58 @@ def copy_speed() -> float:
     return best / 1e9
 
 
-def pair(folder: Path, layers: int, steps: int, compress: str, *, equal: bool) -> tuple[Path, Path, float]:
+class Size(NamedTuple):
+    """How large a trace is: layers and words of its model, and steps."""
+
+    layers: int
+    vocabulary: int
+    steps: int
+
+    @classmethod
+    def of(cls, gb: float) -> Size:
+        """Return about so many GB, in steps of at most one; under 0.6 without tensors of 64 MB."""
+        vocabulary = VOCABULARY if gb >= 0.6 else SMALL_VOCABULARY
+        steps = max(1, round(gb))
+        return cls(
+            max(1, round((gb / steps * 1e9 - vocabulary * WORD_BYTES) / LAYER_BYTES)), vocabulary, steps
+        )
+
+
+def pair(folder: Path, size: Size, compress: Compress, *, equal: bool) -> tuple[Path, Path, float]:
     """Write two traces; return them and the GB of tensors in one."""
-    a, b = folder / "a", folder / "b"
-    size = Run(a, layers=layers, noise=0, compress=compress).write(steps)  # type: ignore[arg-type]
+    layers, vocabulary, steps = size
+    made = []
+    for noise in (0,) if equal else (0, 1):
+        run = Run(folder / "ab"[noise], layers=layers, noise=noise, compress=compress, vocabulary=vocabulary)
+        made.append(run.write(steps))
     if equal:
-        shutil.copytree(a, b)
-    else:
-        Run(b, layers=layers, noise=1, compress=compress).write(steps)  # type: ignore[arg-type]
-    return a, b, size / 1e9
+        shutil.copytree(folder / "a", folder / "b")
+    return folder / "a", folder / "b", made[0] / 1e9
+
+
+WAYS: tuple[tuple[str, Compress, bool, tuple[str, ...]], ...] = (
+    ("raw, all differ", "none", False, ()),
+    ("compressed, all differ", "auto", False, ()),
+    ("equal, by digests", "auto", True, ()),
+    ("equal, --verify", "auto", True, ("--verify",)),
+)
 
 
 def main() -> None:
     """Measure and print one line for each way of comparing, and one on memory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gb", type=float, default=2.0, help="size of one trace; at least 0.6")
+    parser.add_argument("--gb", type=float, default=2.0, help="about the size of one trace")
     parser.add_argument("--folder", type=Path, help="where traces are written")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--jobs", type=int, help="as of trace diff")
     chosen = parser.parse_args()
     options = ("--jobs", str(chosen.jobs)) if chosen.jobs else ()
-    layers = max(1, round((min(chosen.gb, 1.0) * 1e9 - HEAD_BYTES) / LAYER_BYTES))
-    steps = max(1, round(chosen.gb))
     copied = copy_speed()
     print(f"memory copy, one core: {copied:.1f} GB/s")
     peaks = {}
-    for title, compress, equal, more in (
-        ("raw, all differ", "off", False, ()),
-        ("compressed, all differ", "auto", False, ()),
-        ("equal, by digests", "auto", True, ()),
-        ("equal, --verify", "auto", True, ("--verify",)),
-    ):
+    for title, compress, equal, more in WAYS:
         with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-            a, b, size = pair(Path(folder), layers, steps, compress, equal=equal)
+            a, b, size = pair(Path(folder), Size.of(chosen.gb), compress, equal=equal)
             spent = median(lambda: diff(a, b, *options, *more), chosen.repeat)  # noqa: B023
         speed = size / spent.cpu_s
         peaks[title] = size, spent.peak_mb
@@ -118,8 +140,10 @@ def main() -> None:
             f"{title:24s} {size:6.2f} GB  {spent.cpu_s:7.2f} s CPU {spent.wall_s:7.2f} s wall  "
             f"{speed:7.2f} GB/CPU-s = {speed / copied:5.2f} of a copy   peak {spent.peak_mb:5.0f} MB"
         )
+    once = Size.of(chosen.gb)
+    twice = once._replace(steps=2 * once.steps)
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-        a, b, size = pair(Path(folder), layers, 2 * steps, "off", equal=False)
+        a, b, size = pair(Path(folder), twice, "none", equal=False)
         spent = diff(a, b, *options)
     half, peak = peaks["raw, all differ"]
     print(f"peak memory: {peak:.0f} MB at {half:.1f} GB, {spent.peak_mb:.0f} MB at {size:.1f} GB")

@@ -22,6 +22,7 @@ from tensortrace.tracer.writer import RankWriter
 
 ROWS, POSITIONS, WIDTH = 8, 128, 1024
 VOCABULARY = 16384
+SMALL_VOCABULARY = 1024
 CLIP = 0.5
 """The coefficient by which gradients are clipped."""
 
@@ -34,8 +35,11 @@ F32 = np.float32
 class Run:
     """Writes one run; ``noise`` seeds by what it differs from the run without noise, 0 for that run."""
 
-    def __init__(self, root: Path, *, layers: int, noise: int, compress: Compress) -> None:
+    def __init__(
+        self, root: Path, *, layers: int, noise: int, compress: Compress, vocabulary: int = VOCABULARY
+    ) -> None:
         root.mkdir(parents=True)
+        self.vocabulary = vocabulary
         self.root, self.layers, self.noise = root, layers, noise
         self.manifest = Manifest(format=1, run_id=root.name, command=("train.py",), started_at=0.0)
         write_manifest_new(root / layout.MANIFEST, self.manifest)
@@ -70,7 +74,7 @@ class Run:
         return self.raw_bytes
 
     def _pass(self, step: int) -> None:
-        ids = np.random.default_rng(step).integers(1, VOCABULARY, (ROWS, POSITIONS))
+        ids = np.random.default_rng(step).integers(1, self.vocabulary, (ROWS, POSITIONS))
         before = self._put(step, 0, Kind.INPUT, ROOT, "in.0", ids)
         wide = (ROWS, POSITIONS, WIDTH)
         for layer in range(self.layers):
@@ -78,10 +82,10 @@ class Run:
                 name = f"layers.{layer}.{part}"
                 value = self._normal(step, name, wide, 1.0, ROUND_OFF[dtype])
                 before = self._put(step, 0, Kind.ACTIVATION, name, "out", value, dtype, producers=(before,))
-        logits = self._normal(step, "head", (ROWS, POSITIONS, VOCABULARY), 1.0)
+        logits = self._normal(step, "head", (ROWS, POSITIONS, self.vocabulary), 1.0)
         before = self._put(step, 0, Kind.ACTIVATION, "head", "out", logits, producers=(before,))
         self._loss(step, before)
-        gradient = self._normal(step, "head.grad", (ROWS, POSITIONS, VOCABULARY), 1e-6)
+        gradient = self._normal(step, "head.grad", (ROWS, POSITIONS, self.vocabulary), 1e-6)
         self._put(step, 0, Kind.ACTIVATION_GRAD, "head", "out", gradient)
         for layer in reversed(range(self.layers)):
             for part, dtype in (("act", "bfloat16"), ("up", "bfloat16"), ("norm", "float32")):
@@ -91,7 +95,7 @@ class Run:
 
     def _loss(self, step: int, logits: int) -> None:
         count = ROWS * POSITIONS
-        targets = np.random.default_rng(step + 1).integers(1, VOCABULARY, count)
+        targets = np.random.default_rng(step + 1).integers(1, self.vocabulary, count)
         meta = Meta(reduction="sum", ignore_index=-100, denominator=1.0)
         found: tuple[tuple[str, Any], ...] = (
             ("target", targets), ("value", F32(9.7 * count)), ("sum", np.float64(9.7 * count)),
@@ -118,7 +122,7 @@ class Run:
         for layer in range(self.layers):
             yield f"layers.{layer}.up.weight", (WIDTH, WIDTH)
             yield f"layers.{layer}.norm.weight", (WIDTH,)
-        yield "head.weight", (VOCABULARY, WIDTH)
+        yield "head.weight", (self.vocabulary, WIDTH)
 
     def _start(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return _draw((7, *name.encode()), shape, 0.02)
