@@ -90,9 +90,12 @@ class Size(NamedTuple):
 
     @classmethod
     def of(cls, gb: float) -> Size:
-        """Return about so many GB, in steps of at most one; under 0.6 without tensors of 64 MB."""
-        vocabulary = VOCABULARY if gb >= 0.6 else SMALL_VOCABULARY
-        steps = max(1, round(gb))
+        """Return about so many GB, in two steps or more, of which the first has no update before it.
+
+        Traces under 1.2 GB have no tensors of 64 MB.
+        """
+        vocabulary = VOCABULARY if gb >= 1.2 else SMALL_VOCABULARY
+        steps = max(2, round(gb))
         return cls(
             max(1, round((gb / steps * 1e9 - vocabulary * WORD_BYTES) / LAYER_BYTES)), vocabulary, steps
         )
