@@ -67,6 +67,56 @@ def mask_of_tokens(tensors: dict[str, np.ndarray]) -> np.ndarray | None:
     return None
 
 
+def in_one_form(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return both runs' attention mask as what each keeps; None where they are not masks of two forms.
+
+    A mask is boolean, of either polarity, or is added to scores: 0 where it keeps and hugely negative where
+    it hides, by how much is each implementation's choice. What keeps in a boolean mask is told by the other
+    run's: of the two meanings the nearer one.
+    """
+    left, right = _kept(a), _kept(b)
+    if left is None or right is None or a.shape != b.shape:
+        return None
+    if a.dtype.kind == b.dtype.kind == "b":
+        return None
+    if a.dtype.kind == "b" and 2 * np.count_nonzero(left != right) > left.size:
+        left = ~left
+    if b.dtype.kind == "b" and 2 * np.count_nonzero(left != right) > left.size:
+        right = ~right
+    return left, right
+
+
+def has_padding(mask: np.ndarray, rows: int) -> list[bool]:
+    """Return which rows an attention mask [rows, …, positions] hides ends of; [] of what is no such mask.
+
+    Of a boolean mask either value may hide: the one that stands at ends of rows and never begins them.
+    """
+    kept = _kept(mask)
+    if kept is None or mask.ndim < 2 or len(mask) != rows:
+        return []
+    seen = kept.reshape(rows, -1, mask.shape[-1])
+    meanings = [np.asarray(~seen.any(axis=1)), np.asarray(seen.all(axis=1))]
+    for hidden in meanings if mask.dtype.kind == "b" else meanings[:1]:
+        ends = all(run(row[::-1]) == np.count_nonzero(row) for row in hidden)
+        if ends and hidden.any() and not hidden[:, 0].any():
+            return [bool(row.any()) for row in hidden]
+    return []
+
+
+_HIDES = -1e3
+"""What is added to a score to hide it is at most this: smaller ones are biases."""
+
+
+def _kept(mask: np.ndarray) -> np.ndarray | None:
+    """Return where a mask is true, or 0 where it is added to scores; None of what is neither."""
+    if mask.dtype.kind == "b":
+        return mask
+    if mask.dtype.kind != "f" or not mask.size:
+        return None
+    kept = mask == 0
+    return kept if (kept | (mask <= _HIDES)).all() and not kept.all() else None
+
+
 def run(flags: np.ndarray) -> int:
     """Return the length of the leading run of true values."""
     return int(len(flags) if flags.all() else np.argmin(flags))

@@ -42,15 +42,29 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
             waiting += [p for p in execution.graph.parents(node) if p in gaps]
     if not found or _harmless(found, gaps, execution):
         return None
-    first = min(found, key=execution.graph.order_key)
+    calls = [n for n in found if not _is_argument(n, execution)] or list(found)
+    first = min(calls, key=execution.graph.order_key)
     cut = first.slot.kind == Kind.ACTIVATION_GRAD
     alike = [(n, e) for n, e in found.items() if (n.slot.kind == Kind.ACTIVATION_GRAD) == cut]
     called = dict.fromkeys((n.slot.name, e.side) for n, e in sorted(alike, key=lambda f: f[0] != first))
     words = "a gradient comes to {} only in {}" if cut else "{} is called only in {}"
+    if _is_argument(first, execution):
+        words = f"{{}} is given {first.slot.slot} only in {{}}"
     reason = ", ".join(words.format(*call) for call in list(called)[: 1 if cut else _SHOWN])
     entry = replace(found[first], reason=reason, diverges=True)
     text = f"{reason}, and what is computed from it differs"
     return Outcome(first, entry, "origin", None, None, text, None, origin.pair)
+
+
+def _is_argument(node: Node, execution: Execution) -> bool:
+    """Tell whether a gap is an argument, such as a mask, of a call that both runs make."""
+    slot = node.slot
+    return slot.slot.startswith("in") and any(
+        n.slot.slot.startswith("out")
+        and n._replace(slot=slot) == node
+        and n.slot._replace(slot=slot.slot) == slot
+        for n in execution.errors
+    )
 
 
 def _harmless(found: dict[Node, OneSided], gaps: dict[Node, OneSided], execution: Execution) -> bool:

@@ -10,6 +10,7 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.extent import Extent
+from tensortrace.diff.masks import has_padding
 from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import Kind
 
@@ -79,6 +80,22 @@ def _padded(case: Case, loaded: Assembled) -> list[bool]:
     return found if any(found) else []
 
 
+def _masked_in_one(case: Case, loaded: Assembled) -> list[bool]:
+    """Tell for each row whether it has padding by a mask that the module is given in a and not in b."""
+    slot, extents = case.origin.node.slot, case.pairing.extents_a
+    given = (s for s in case.pair.a.named(Kind.ACTIVATION, slot.name) if s.slot.startswith("in"))
+    same = {y: x for x, y in case.pairing.pairs}
+    for mask in given:
+        if (mask.phase, mask.call) != (slot.phase, slot.call) or case.pair.b.items.get(mask):
+            continue
+        parts = {i.part: i for i in case.pair.a.items[mask] if i.part in extents and i.source.stored(i.entry)}
+        padded = {part: has_padding(item.read(), extents[part].rows) for part, item in parts.items() if part}
+        rows = [same.get(row) for row in loaded.owners]
+        if rows and all(row is not None and len(padded.get(row.part, ())) > row.number for row in rows):
+            return [padded[row.part][row.number] for row in rows if row is not None]
+    return []
+
+
 def _given(case: Case) -> list[Slot]:
     """Return the activations that an origin of b was computed from."""
     view, slot = case.pair.b, case.origin.node.slot
@@ -116,7 +133,7 @@ def attended(case: Case) -> Iterator[Proposal]:
     slot, loaded = case.origin.node.slot, case.origin.assembled
     if slot.kind != Kind.ACTIVATION or loaded is None or loaded.exact:
         return
-    padded = _padded(case, loaded)
+    padded = _padded(case, loaded) or _masked_in_one(case, loaded)
     if sum(padded) < 2 or all(padded):
         return
     of_row = np.repeat(padded, loaded.lengths)

@@ -6,6 +6,7 @@ each label belongs to is then not known from its place; that the same labels are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import Kind
 
 
@@ -56,14 +58,33 @@ def as_rows(loaded: Assembled, pairing: Pairing) -> Assembled:
     """Return labels that are numbers of rows of the batch with the numbers that the rows have in ``a``.
 
     Contrastive losses tell which row of the batch belongs to which: in another order of rows the same one
-    has another number.
+    has another number. A row's number is that in its own part, or in what all ranks gather of a microbatch.
     """
     pairs = [p for p in pairing.pairs if p[1].part in {row.part for row in loaded.owners}]
     if np.array_equal(loaded.a, loaded.b) or not loaded.a.shape == loaded.b.shape == (len(pairs),):
         return loaded
-    numbers = {(y.part, y.number): x.number for x, y in pairs}
-    found = [numbers.get((y.part, label)) for (_, y), label in zip(pairs, loaded.b.tolist(), strict=True)]
-    return loaded._replace(b=loaded.a) if found == loaded.a.tolist() else loaded
+    meant = [
+        [_meant([p[side] for p in pairs], labels.tolist(), gathered) for gathered in (False, True)]
+        for side, labels in enumerate((loaded.a, loaded.b))
+    ]
+    other = {id(y): id(x) for x, y in pairs}
+    for in_b in meant[1]:
+        rows = [other.get(id(row)) for row in in_b]
+        if None not in rows and any(rows == [id(row) for row in in_a] for in_a in meant[0]):
+            return loaded._replace(b=loaded.a)
+    return loaded
+
+
+def _meant(owners: Sequence[Row], labels: Sequence[int], gathered: bool) -> list[Row | None]:
+    """Return the row that each label names, None where there is none of that number."""
+    numbered: dict[tuple[object, int], Row] = {}
+    counts: Counter[object] = Counter()
+    for row in sorted(owners, key=lambda row: (row.part, row.number)):
+        group = row.part.number if gathered else row.part
+        numbered[group, counts[group]] = row
+        counts[group] += 1
+    groups = [row.part.number if gathered else row.part for row in owners]
+    return [numbered.get(key) for key in zip(groups, labels, strict=True)]
 
 
 def sorted_labels(items: Sequence[Item]) -> np.ndarray:

@@ -15,6 +15,7 @@ from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.dispatch import CLOSE
 from tensortrace.diff.estimate import NEEDS_VALUES
+from tensortrace.diff.masks import in_one_form
 from tensortrace.diff.objective import has_unknown_loss, weighed_sum
 from tensortrace.diff.orders import distance
 from tensortrace.diff.pairing import Pairing
@@ -56,6 +57,8 @@ _PACKED = "it says how long packed documents are, and the runs pack them differe
 _PACKED_ORDER = "it is the order in which a call packs its own rows, which meet as the batch has them"
 
 _CRITERION = "the module computes nothing but a loss, which is compared by itself"
+
+_BESIDE = "the other run's call returns fewer tensors, and nothing is computed from this one"
 
 _NO_WEIGHT = "no token weight was recorded"
 
@@ -187,6 +190,7 @@ def _plan_one(
     if not a or not b:
         side, items = ("a", a) if a else ("b", b)
         excuse = _excuse(slot, *((pair.b, pair.a) if a else (pair.a, pair.b)))
+        excuse = excuse or _beside(slot, microbatch, pair.b if a else pair.a, edges)
         plan.one_sided.append(
             OneSided(
                 "a" if a else "b", slot, microbatch, items, excuse or f"recorded only in {side}",
@@ -231,6 +235,19 @@ def _excuse(slot: Slot, lacking: StepView, other: StepView) -> str:
             "one run gives the loss classes, the other probabilities: sum, count and gradients are compared"
         )
     return ""
+
+
+def _beside(slot: Slot, microbatch: int | None, lacking: StepView, edges: Edges) -> str:
+    """Return why an output beside the first need not be in both runs, such as an implementation's scores.
+
+    The other run makes the same call and returns fewer tensors, and nothing else is computed from this one.
+    """
+    if slot.kind not in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD) or not slot.slot.startswith("out."):
+        return ""
+    output, first = slot._replace(kind=Kind.ACTIVATION), slot._replace(kind=Kind.ACTIVATION, slot="out.0")
+    users = {user for _, user in edges.consumers.get((microbatch, output), {})}
+    others = {user for user in users if user.name != slot.name}
+    return "" if output == first or first not in lacking.items or others else _BESIDE
 
 
 def _is_inside(name: str, modules: Iterable[str]) -> bool:
@@ -291,7 +308,10 @@ def _loader(
     def values(_: Scale) -> Assembled:
         x, y = unpacked(slot, a, b, pair) or (a, b)
         found = by_rows(x, y, pairing, row_bound=slot.kind == Kind.LOSS)
-        return as_rows(where_both_count(found, a, b), pairing) if is_target(slot) else found
+        if is_target(slot):
+            return as_rows(where_both_count(found, a, b), pairing)
+        masks = in_one_form(found.a, found.b) if slot.slot.startswith("in") else None
+        return found._replace(a=masks[0], b=masks[1]) if masks else found
 
     return _or_dispatched(values, slot, a, b, pair, lambda: None)
 
