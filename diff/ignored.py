@@ -57,6 +57,25 @@ def hidden_positions(
     return found
 
 
+def unanswered_ends(
+    view: StepView,
+    phase: str,
+    inputs: Inputs,
+    several: Container[Part],
+    *,
+    time_major: bool,
+) -> dict[Part, np.ndarray]:
+    """Return the ends of rows that come after the last label that counts, of parts that have one loss."""
+    found: dict[Part, np.ndarray] = {}
+    for part, positions in _ignored_by_loss(view, phase, inputs, time_major=time_major).items():
+        tokens = tokens_of(inputs[part])
+        if tokens is None or part in several or tokens.shape != positions.shape:
+            continue
+        if find_documents(inputs[part], tokens) is None:
+            found[part] = np.logical_and.accumulate(positions[:, ::-1], axis=1)[:, ::-1]
+    return found
+
+
 def with_several_losses(view: StepView, phase: str) -> set[Part]:
     """Return the parts with several losses: what one of them ignores, another may want."""
     names: dict[Part, set[str]] = defaultdict(set)

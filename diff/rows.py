@@ -20,7 +20,7 @@ from tensortrace.diff.answers import Answers, OfParts, find_answers, hidden_sour
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.documents import Documents, find_documents, find_numbers
 from tensortrace.diff.extent import Extent, extent_of
-from tensortrace.diff.ignored import hidden_positions, ignored_positions, with_several_losses
+from tensortrace.diff.ignored import hidden_positions, ignored_positions, unanswered_ends, with_several_losses
 from tensortrace.diff.lengths import MASK, with_mask_of_lengths
 from tensortrace.diff.masks import run, tokens_of
 from tensortrace.tracer.types import ROOT, Kind
@@ -131,6 +131,7 @@ def _of_one_sequence(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Bat
             yield whole[0], read_batch(b, phase, pad=pad)
         case None, int(pad):
             yield read_batch(a, phase, pad=pad), whole[1]
+    yield read_batch(a, phase, unanswered=True), read_batch(b, phase, unanswered=True)
     if numbers := whole[0].numbers & whole[1].numbers:
         yield read_batch(a, phase, numbers=numbers), read_batch(b, phase, numbers=numbers)
     yield read_batch(a, phase, by_lengths=True), read_batch(b, phase, by_lengths=True)
@@ -167,6 +168,7 @@ def read_batch(
     pad: int | None = None,
     as_given: bool = False,
     by_lengths: bool = False,
+    unanswered: bool = False,
     numbers: frozenset[str] = frozenset(),
     answers: OfParts | None = None,
 ) -> Batch:
@@ -174,8 +176,10 @@ def read_batch(
 
     Padding is what mask or loss ignore; with ``guess_padding`` also a token that rows end in repeatedly, with
     ``pad`` that token, even where it is not ignored. Rows ``as_given`` are neither cut nor divided.
-    ``by_lengths`` cuts features where lengths that were given with them say so. What ``numbers`` documents is
-    no part of what they are. ``answers`` are second sequences: then the loss is theirs where they say so.
+    ``by_lengths`` cuts features where lengths that were given with them say so; ``unanswered`` what comes
+    after the last label that counts, a row's last token too, which only rows shorter than others hold. What
+    ``numbers`` documents is no part of what they are. ``answers`` are second sequences: then the loss is
+    theirs where they say so.
     """
     inputs = _tensors(view, phase, by_lengths=by_lengths, time_major=time_major)
     digests = {(part, slot.slot): item.entry.digest for part, slot, item in _known(view, phase)}
@@ -186,7 +190,8 @@ def read_batch(
     forced = pad is not None
     hidden: dict[Part, np.ndarray] = {}
     if not as_given and not forced and answers is None:
-        hidden = hidden_positions(view, phase, inputs, several, time_major=time_major)
+        find = unanswered_ends if unanswered else hidden_positions
+        hidden = find(view, phase, inputs, several, time_major=time_major)
     notes: tuple[str, ...] = ()
     if pad is None and not as_given:
         pad, notes = _pad_value(inputs, ignored, guess=guess_padding)
@@ -207,9 +212,8 @@ def read_batch(
         lengths |= {digests[part, name] for name in (*_lengths(inputs[part], documents), *numbers)}
         rows += found if part not in several else [row._replace(idle=False) for row in found]
     if left_out := _tokens_in(hidden, inputs, pad):
-        notes += (
-            f"{left_out} positions at the ends of rows hold tokens, but mask and loss both ignore them",
-        )
+        ignore = "the loss ignores" if unanswered else "mask and loss both ignore"
+        notes += (f"{left_out} positions at the ends of rows hold tokens, but {ignore} them",)
     notes += tuple(sorted({own.note for own in (answers or {}).values() if own.note}))
     shared = frozenset.intersection(*numbering) if numbering else frozenset()
     return Batch(tuple(rows), extents, notes, frozenset(lengths), pad, shared)

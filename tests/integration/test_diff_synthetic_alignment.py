@@ -10,7 +10,7 @@ import pytest
 
 from tensortrace.tracer.types import Kind, Meta
 from tests.integration.judged import Judge, assert_equivalent, codes, judge_in, place
-from tests.simulated import IGNORE, PAD, WIDTH, At, Documents, Part, Program
+from tests.simulated import IGNORE, PAD, VOCABULARY, WIDTH, At, Documents, Part, Program
 
 SAVED = 2
 
@@ -108,6 +108,53 @@ def test_rows_of_nothing_but_padding_are_no_rows(judge: Judge) -> None:
     assert_equivalent(judge(Program(), Filled()))
     assert_equivalent(judge(Filled(), Program(ranks=2, accumulate=2)))
     assert_equivalent(judge(Filled(), Filled(ranks=2)))
+
+
+class CutBehind(Program):
+    """Pads its documents and then cuts: ids are all columns but the last, labels all but the first.
+
+    The longest of a microbatch lacks its last token there, the others hold it: its label is padding.
+    """
+
+    def documents(self, step: int) -> Documents:
+        rng = np.random.default_rng(1000 + step)
+        return [
+            rng.integers(1, VOCABULARY, size=n) for n in rng.permutation(np.arange(4, 4 + self.setup.rows))
+        ]
+
+    def _cut(self, documents: Documents) -> Part:
+        width = max(map(len, documents))
+        rows = np.stack([np.pad(d, (0, width - len(d)), constant_values=PAD) for d in documents])
+        ids, targets = rows[:, :-1].copy(), np.where(rows[:, 1:] == PAD, IGNORE, rows[:, 1:])
+        return Part(ids, targets, int(np.count_nonzero(targets != IGNORE)))
+
+    def run(self) -> list[list[Any]]:
+        from tests import simulated
+
+        collate, simulated.collate = simulated.collate, self._cut
+        try:
+            return super().run()
+        finally:
+            simulated.collate = collate
+
+
+@pytest.mark.parametrize("layout", [{"ranks": 2}, {"accumulate": 2}, {"ranks": 2, "accumulate": 2}])
+def test_last_tokens_that_only_shorter_rows_hold_are_no_part_of_what_rows_are(
+    judge: Judge, layout: dict[str, int]
+) -> None:
+    assert_equivalent(judge(CutBehind(), CutBehind(**layout)))
+
+
+def test_an_earlier_token_is_part_of_what_a_row_is(judge: Judge) -> None:
+    class Other(CutBehind):
+        def _cut(self, documents: Documents) -> Part:
+            part = super()._cut(documents)
+            part.ids[0, 1] = part.ids[0, 1] % (VOCABULARY - 1) + 1  # another token, and not the padding
+            return part
+
+    result = judge(CutBehind(), Other(ranks=2))
+    assert place(result)[2] == "input"
+    assert codes(result) == ["input.different"]
 
 
 class ByHand(Program):
