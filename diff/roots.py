@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled
-from tensortrace.diff.catalog import Item, Slot
+from tensortrace.diff.catalog import Item, Part, Slot
 from tensortrace.diff.causality import Node
 from tensortrace.diff.compare import EPS, measure_blocks
 from tensortrace.diff.execute import Execution, Outcome
@@ -64,19 +64,19 @@ def objective(origin: Outcome, execution: Execution) -> Outcome | None:
     if any(error.diverges for _, error in _forward(execution, node.step, node.microbatch)):
         return None  # as behind a declared difference: other values make another objective
     for slot, microbatch, a, b in _roots(pair, node.microbatch):
-        values = np.float64(a.read()), np.float64(b.read() / _scale(b, pair))
+        values = np.float64(sum(i.read() for i in a)), np.float64(sum(i.read() / _scale(i, pair) for i in b))
         if not all(math.isfinite(v) for v in values):
             continue
         loaded = Assembled(np.asarray(values[0]), np.asarray(values[1]))
         inherited = Error(rel=_of_forward(execution, node.step, microbatch))
-        eps = coarser_eps((a, b))
+        eps = coarser_eps((*a, *b))
         metrics = measure_blocks(loaded.shape, loaded.blocks(), eps=eps or EPS["float64"])
-        terms = max(_terms(pair, side, item) for side, item in (("a", a), ("b", b)))
+        terms = max(sum(_terms(pair, side, i) for i in items) for side, items in (("a", a), ("b", b)))
         peak = measure_peak(loaded.blocks(), metrics, terms)
         noise = 0.0 if terms else UNKNOWN_TERMS * eps
         judgement = judge_model(Measured(metrics, peak, terms), eps, [inherited], noise=noise)
         if judgement.ratio > 1:
-            entry = Comparison(slot, microbatch, partial(_same, loaded), (a,), (b,))
+            entry = Comparison(slot, microbatch, partial(_same, loaded), a, b)
             text = (
                 f"backward starts from {values[1]:.9g} in b, {values[0]:.9g} in a, though the losses "
                 "recorded before it agree: another term of the objective differs, or its coefficient"
@@ -96,12 +96,15 @@ def _same(loaded: Assembled) -> Assembled:
     return loaded
 
 
-def _roots(pair: StepPair, microbatch: int | None) -> Iterator[tuple[Slot, int | None, Item, Item]]:
+def _roots(
+    pair: StepPair, microbatch: int | None
+) -> Iterator[tuple[Slot, int | None, tuple[Item, ...], tuple[Item, ...]]]:
     """Yield what each backward pass of both runs starts from, those of one microbatch where one is given.
 
-    In the order in which they ran. Nothing where one run goes backward more often.
+    In the order in which they ran, and part by part; where the runs give their parts other rows, what all
+    parts start from, which is one sum. Nothing where one run goes backward more often.
     """
-    found: list[tuple[tuple[int, int], Slot, Item, Item]] = []
+    found: list[tuple[tuple[int, int], Slot, tuple[Item, ...], tuple[Item, ...]]] = []
     sides = [
         {slot: items for slot, items in view.find(Kind.LOSS, phase="train") if slot.name == "backward"}
         for view in (pair.a, pair.b)
@@ -109,15 +112,22 @@ def _roots(pair: StepPair, microbatch: int | None) -> Iterator[tuple[Slot, int |
     if sides[0].keys() != sides[1].keys():
         return
     for slot, items in sides[0].items():
-        others = {item.part: item for item in sides[1][slot]}
-        for item in items:
-            other = others.get(item.part)
-            if other is None or item.part is None or microbatch not in (None, item.part.number):
+        parts = [{i.part: i for i in side if i.part is not None} for side in (items, sides[1][slot])]
+        if parts[0].keys() != parts[1].keys() or not parts[0]:
+            continue
+        groups: list[tuple[Part, ...]] = [tuple(sorted(parts[0]))]
+        if all(x.part == y.part for x, y in pair.pairing.pairs):
+            groups = [(part,) for part in parts[0]]
+        for group in groups:
+            left, right = (tuple(side[part] for part in group) for side in parts)
+            numbers = {part.number for part in group}
+            if microbatch is not None and numbers != {microbatch}:
                 continue
-            if all(i.entry.local_shape == () and i.source.stored(i.entry) for i in (item, other)):
-                found.append(((item.part.number, item.entry.event), slot, item, other))
-    for _, slot, item, other in sorted(found, key=lambda f: f[0]):
-        yield slot, pair.group(item.part) if item.part else None, item, other
+            if all(i.entry.local_shape == () and i.source.stored(i.entry) for i in (*left, *right)):
+                found.append(((min(numbers), left[0].entry.event), slot, left, right))
+    for _, slot, left, right in sorted(found, key=lambda f: f[0]):
+        grouped = {pair.group(item.part) for item in left if item.part}
+        yield slot, grouped.pop() if len(grouped) == 1 else None, left, right
 
 
 def _scale(item: Item, pair: StepPair) -> float:
