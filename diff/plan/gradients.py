@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.gradients import CLIP, Gradients
@@ -149,6 +151,12 @@ def _plan_event(
             text = f"clipping {when} happened only in {side}"
             one = x or y
             assert one is not None
+            if _left_alone(present):
+                text += ", where it left the gradients as they were"
+                plan.one_sided.append(
+                    OneSided("a" if x else "b", slot, microbatch, (one,), text, counts=False)
+                )
+                continue
             lacking = pair.gradients_b if x else pair.gradients_a
             if not early and lacking.by_hand is not None:
                 clips = (
@@ -166,6 +174,12 @@ def _plan_event(
             plan.one_sided.append(
                 OneSided("a" if x else "b", slot, microbatch, (one,), text, diverges=True, parents=parents)
             )
+
+
+def _left_alone(event: ClipEvent) -> bool:
+    """Tell whether clipping scaled nothing: the norm was within its limit."""
+    item = event.scalars.get("coefficient")
+    return item is not None and item.source.stored(item.entry) and bool(np.all(item.read() == 1))
 
 
 def _event_parents(name: str, slot: Slot, microbatch: int | None, event: ClipEvent) -> tuple[Ref, ...]:

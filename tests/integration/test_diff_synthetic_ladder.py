@@ -9,7 +9,7 @@ import pytest
 
 from tensortrace.tracer.types import Kind
 from tests.integration.judged import Judge, assert_equivalent, codes, lacking, origins, place, tampering
-from tests.simulated import At, Program
+from tests.simulated import CLIP, At, Program
 
 RATE = ("schedule * lr factor=2",)
 """What is declared: from step 1 on every gradient differs by far more than round-off."""
@@ -164,3 +164,28 @@ def test_noise_hides_no_factor_of_one_gradient(judge: Judge) -> None:
     result = judge(noisy[0], wrong, floor=tuple(noisy[2:]))
     assert place(result) == (0, None, "clipped_grad", "hidden.weight", "before")
     assert codes(result)[:1] == ["scale.other"]
+
+
+class Unclipped(Program):
+    """Calls nothing that clips."""
+
+    def keeps(self, at: At) -> bool:
+        return at.name != CLIP
+
+
+def test_a_clip_within_its_limit_need_not_be_in_both(judge: Judge) -> None:
+    sides = [Program(max_norm=1e3), Unclipped(max_norm=1e3, ranks=2)]
+    for a, b in (sides, sides[::-1]):
+        result = judge(a, b)
+        assert result.verdict == "equivalent", result.headline
+        assert {"left the gradients as they were" in gap.reason for gap in result.coverage.missing} == {True}
+
+
+def test_what_lies_behind_a_clip_within_its_limit_is_told(judge: Judge) -> None:
+    class Halved(Unclipped):
+        def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+            return value / 2 if at.kind == Kind.REDUCED_GRAD else value
+
+    result = judge(Program(max_norm=1e3), Halved(max_norm=1e3, ranks=2))
+    assert place(result)[2] == "reduced_grad"
+    assert codes(result) == ["scale.world_size"]
