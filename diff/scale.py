@@ -7,7 +7,7 @@ brought to one scale by *measured* weights before they are compared, and the wei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement, product
@@ -326,18 +326,22 @@ def effective_weights(
     factors_b: Factors | None,
     *,
     same_scheme: bool,
+    as_before: Callable[[], bool] = lambda: False,
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return what a token of each matched row weighs in the gradient before clipping, in both runs.
 
     Where the runs' weights differ by one factor common to all rows, the loss is not at fault unless both
-    runs are of the same scheme and the loss itself supplies the factor: then ``b`` is returned divided by
-    that factor. None where a weight was not observed.
+    runs are of the same scheme and the loss itself supplies the factor, or ``as_before`` says that what
+    reduces the gradients is what it was when the weights agreed: else ``b`` is returned divided by that
+    factor. None where a weight was not observed.
     """
     direct = [(a.weight.get(x.part), b.weight.get(y.part)) for x, y in pairing.pairs]
     if not direct or any(not x or not y for x, y in direct):
         return None
     own = tuple(np.array([w[side] for w in direct], dtype=np.float64) for side in (0, 1))
-    return _in_the_gradient((own[0], own[1]), pairing.pairs, factors_a, factors_b, same_scheme=same_scheme)
+    factors = factors_a, factors_b
+    both = own[0], own[1]
+    return _in_the_gradient(both, pairing.pairs, *factors, same_scheme=same_scheme, as_before=as_before)
 
 
 def effective_tokens(
@@ -348,6 +352,7 @@ def effective_tokens(
     factors_b: Factors | None,
     *,
     same_scheme: bool,
+    as_before: Callable[[], bool] = lambda: False,
 ) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
     """Return the same as ``effective_weights`` for every valid token of each matched row.
 
@@ -359,7 +364,8 @@ def effective_tokens(
     lengths = [len(x) for x, _ in tokens]
     own = (np.concatenate([x for x, _ in tokens]), np.concatenate([y for _, y in tokens]))
     pairs = [pair for pair, length in zip(pairing.pairs, lengths, strict=True) for _ in range(length)]
-    left, right = _in_the_gradient(own, pairs, factors_a, factors_b, same_scheme=same_scheme)
+    factors = factors_a, factors_b
+    left, right = _in_the_gradient(own, pairs, *factors, same_scheme=same_scheme, as_before=as_before)
     ends = np.cumsum(lengths)[:-1]
     return np.split(left, ends), np.split(right, ends)
 
@@ -375,6 +381,7 @@ def effective_terms(
     factors_b: Factors | None,
     *,
     same_scheme: bool,
+    as_before: Callable[[], bool] = lambda: False,
 ) -> TermWeights | None:
     """Return the same as ``effective_weights`` for several terms of an objective, each with its own weights.
 
@@ -393,7 +400,8 @@ def effective_terms(
     rows_of = [pair for _ in terms for pair in pairing.pairs]
     pairs = [pair for pair, (x, _) in zip(rows_of, values, strict=True) for _ in range(len(x))]
     own = (np.concatenate([x for x, _ in values]), np.concatenate([y for _, y in values]))
-    left, right = _in_the_gradient(own, pairs, factors_a, factors_b, same_scheme=same_scheme)
+    factors = factors_a, factors_b
+    left, right = _in_the_gradient(own, pairs, *factors, same_scheme=same_scheme, as_before=as_before)
     ends = np.cumsum([len(x) for x, _ in values])[:-1]
     split, count = (np.split(left, ends), np.split(right, ends)), len(pairing.pairs)
     return {
@@ -409,6 +417,7 @@ def _in_the_gradient(
     factors_b: Factors | None,
     *,
     same_scheme: bool,
+    as_before: Callable[[], bool] = lambda: False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return weights times the factors that act on each row's part, a common factor taken out of ``b``."""
     weight_a, weight_b = own
@@ -431,7 +440,7 @@ def _in_the_gradient(
         and by_its_loss is not None
         and math.isclose(by_its_loss, common, rel_tol=WEIGHT_TOLERANCE)
     )
-    return total_a, total_b if by_loss else total_b / common
+    return total_a, total_b if by_loss or (explained and as_before()) else total_b / common
 
 
 def _common(a: np.ndarray, b: np.ndarray, noise: float) -> float | None:

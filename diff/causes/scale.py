@@ -172,6 +172,10 @@ def of_some_parts(case: Case) -> Iterator[Proposal]:
     text = f"{whose} weigh {factor:.{digits}g} times the reference, all others as much"
     known = _quantities(case)
     near = [k for k in known if math.isclose(factor, k[1], rel_tol=_NEAR) and k[1] != 1]
+    if (
+        case.origin.node.slot.kind == Kind.LOSS
+    ):  # a loss is divided by microbatches, ranks are averaged behind it
+        near.sort(key=lambda k: k[0] != "scale.accumulation")
     for code, value, words in near[:1]:
         mistaken = np.where(odd, a * value, a)
         yield Proposal(code, f"{text}: {words}", [mistaken], [b], [a], factor, words, tried=len(known))
@@ -201,6 +205,10 @@ def _readings(
     """
     known = _quantities(case)
     near = [k for k in known if math.isclose(factor, k[1], rel_tol=_NEAR) and k[1] != 1]
+    if (
+        case.origin.node.slot.kind == Kind.LOSS
+    ):  # a loss is divided by microbatches, ranks are averaged behind it
+        near.sort(key=lambda k: k[0] != "scale.accumulation")
     for value in dict.fromkeys(value for _, value, _ in near):
         code, _, words = next(k for k in near if k[1] == value)
         also = tuple(f"it also equals {w} ({c})" for c, _, w in near if c != code)

@@ -23,6 +23,7 @@ from tensortrace.diff.plan.evaluations import further_evaluations
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.rows import Batch, read_batches, with_answers
 from tensortrace.diff.scale import (
+    EXPLAINED,
     WEIGHT_TOLERANCE,
     Factors,
     RowScale,
@@ -234,7 +235,7 @@ class StepPair:
         """What the tokens of each matched row weigh in the gradient of both runs, term by term."""
         return effective_terms(
             self.pairing, self.terms, *self._factors,
-            same_scheme=self.same_scheme and not self.whole_on_ranks,
+            same_scheme=self.same_scheme and not self.whole_on_ranks, as_before=self.reduces_as_before,
         )  # fmt: skip
 
     @property
@@ -298,6 +299,7 @@ class StepPair:
         return effective_weights(
             self.pairing, self.weights_a, self.weights_b,
             *self._factors, same_scheme=self.same_scheme and not self.overflowed and not self.whole_on_ranks,
+            as_before=self.reduces_as_before,
         )  # fmt: skip
 
     @cached_property
@@ -306,7 +308,31 @@ class StepPair:
         return effective_tokens(
             self.pairing, self.weights_a, self.weights_b,
             *self._factors, same_scheme=self.same_scheme and not self.overflowed and not self.whole_on_ranks,
+            as_before=self.reduces_as_before,
         )  # fmt: skip
+
+    def reduces_as_before(self) -> bool:
+        """Tell whether both runs reduce gradients as in the step before, in which the weights agreed.
+
+        Then a factor that is common to all weights is the loss's, whatever their schemes.
+        """
+        before = StepPair(self.before_a, self.before_b, self.before_a, self.before_b)
+        for now, then in zip(self._factors, before._factors, strict=True):
+            if now is None or then is None or then.residual >= EXPLAINED:
+                return False
+            tolerance = max(WEIGHT_TOLERANCE, now.uncertainty, then.uncertainty)
+            ranks = now.by_rank.keys() | then.by_rank.keys()
+            if not all(
+                math.isclose(now.by_rank.get(r, 0.0), then.by_rank.get(r, 0.0), rel_tol=tolerance)
+                for r in ranks
+            ):
+                return False
+        weights = effective_weights(
+            before.pairing, before.weights_a, before.weights_b, *before._factors,
+            same_scheme=False, as_before=lambda: True,
+        )  # fmt: skip
+        noise = before.noise_of_weights + WEIGHT_TOLERANCE
+        return weights is not None and np.allclose(*weights, rtol=noise, atol=0.0)
 
     @cached_property
     def same_scheme(self) -> bool:

@@ -369,3 +369,26 @@ def test_a_small_factor_on_the_loss_of_one_rank_is_told_with_the_rank(judge: Jud
     assert result.causes[0].text == (
         f"the tokens of rank 1 of b weigh {factor:g} times the reference, all others as much"
     )
+
+
+class Forgetful(Program):
+    """From step 2 on the loss is not divided by the number of microbatches."""
+
+    at_step = 0
+
+    def _step(self, step: int) -> None:
+        self.at_step = step
+        super()._step(step)
+
+    def token_weight(self, counts: dict[tuple[int, int], int], rank: int, microbatch: int) -> float:
+        weight = super().token_weight(counts, rank, microbatch)
+        return weight * self.setup.accumulate if self.at_step >= 2 else weight
+
+
+@pytest.mark.parametrize("reference", [{}, {"accumulate": 4}, {"ranks": 2}, {"ranks": 4}])
+def test_a_loss_that_weighs_otherwise_than_before_is_told_at_the_loss_whatever_the_schemes(
+    judge: Judge, reference: dict[str, int]
+) -> None:
+    result = judge(Program(steps=3, **reference), Forgetful(steps=3, ranks=2, accumulate=2))
+    assert place(result)[:1] + place(result)[2:] == (2, "loss", "cross_entropy", "weight")
+    assert codes(result) == ["scale.accumulation"]
