@@ -86,7 +86,7 @@ def token_weights(view: StepView, term: Term | None = None) -> TokenWeights:
                 counts[item.part] = counts.get(item.part, 0) + int(item.read())
             elif slot.slot == "weight":
                 values = np.ravel(item.read()).astype(np.float64)
-                weighing = values[values != 0]
+                weighing = values[values != 0] if values.size > 1 else values  # of a loss, or of its terms
                 weights.setdefault(item.part, []).extend(float(v) for v in weighing)
                 tokens.setdefault(item.part, []).append(values)
                 if values.size > 1:  # a mask applied outside the loss: what it leaves weighs nothing
@@ -326,22 +326,30 @@ def effective_weights(
     factors_b: Factors | None,
     *,
     same_scheme: bool,
-    as_before: Callable[[], bool] = lambda: False,
+    is_of_loss: Callable[[float], bool] = lambda _: False,
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return what a token of each matched row weighs in the gradient before clipping, in both runs.
 
     Where the runs' weights differ by one factor common to all rows, the loss is not at fault unless both
-    runs are of the same scheme and the loss itself supplies the factor, or ``as_before`` says that what
-    reduces the gradients is what it was when the weights agreed: else ``b`` is returned divided by that
-    factor. None where a weight was not observed.
+    runs are of the same scheme and the loss itself supplies the factor, or ``is_of_loss`` says of the
+    factor that what reduces the gradients did not make it: else ``b`` is returned divided by it. None where
+    a weight was not observed.
     """
     direct = [(a.weight.get(x.part), b.weight.get(y.part)) for x, y in pairing.pairs]
-    if not direct or any(not x or not y for x, y in direct):
+    if not direct or any(
+        _is_unknown(x, a, p) or _is_unknown(y, b, q)
+        for (x, y), (p, q) in zip(direct, pairing.pairs, strict=True)
+    ):
         return None
     own = tuple(np.array([w[side] for w in direct], dtype=np.float64) for side in (0, 1))
     factors = factors_a, factors_b
     both = own[0], own[1]
-    return _in_the_gradient(both, pairing.pairs, *factors, same_scheme=same_scheme, as_before=as_before)
+    return _in_the_gradient(both, pairing.pairs, *factors, same_scheme=same_scheme, is_of_loss=is_of_loss)
+
+
+def _is_unknown(weight: float | None, weights: TokenWeights, row: Row) -> bool:
+    """Tell whether a weight says nothing: none was recorded, or no token has it."""
+    return weight is None or (weight == 0 and not weights.count.get(row.part))
 
 
 def effective_tokens(
@@ -352,7 +360,7 @@ def effective_tokens(
     factors_b: Factors | None,
     *,
     same_scheme: bool,
-    as_before: Callable[[], bool] = lambda: False,
+    is_of_loss: Callable[[float], bool] = lambda _: False,
 ) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
     """Return the same as ``effective_weights`` for every valid token of each matched row.
 
@@ -365,7 +373,7 @@ def effective_tokens(
     own = (np.concatenate([x for x, _ in tokens]), np.concatenate([y for _, y in tokens]))
     pairs = [pair for pair, length in zip(pairing.pairs, lengths, strict=True) for _ in range(length)]
     factors = factors_a, factors_b
-    left, right = _in_the_gradient(own, pairs, *factors, same_scheme=same_scheme, as_before=as_before)
+    left, right = _in_the_gradient(own, pairs, *factors, same_scheme=same_scheme, is_of_loss=is_of_loss)
     ends = np.cumsum(lengths)[:-1]
     return np.split(left, ends), np.split(right, ends)
 
@@ -381,7 +389,7 @@ def effective_terms(
     factors_b: Factors | None,
     *,
     same_scheme: bool,
-    as_before: Callable[[], bool] = lambda: False,
+    is_of_loss: Callable[[float], bool] = lambda _: False,
 ) -> TermWeights | None:
     """Return the same as ``effective_weights`` for several terms of an objective, each with its own weights.
 
@@ -401,7 +409,7 @@ def effective_terms(
     pairs = [pair for pair, (x, _) in zip(rows_of, values, strict=True) for _ in range(len(x))]
     own = (np.concatenate([x for x, _ in values]), np.concatenate([y for _, y in values]))
     factors = factors_a, factors_b
-    left, right = _in_the_gradient(own, pairs, *factors, same_scheme=same_scheme, as_before=as_before)
+    left, right = _in_the_gradient(own, pairs, *factors, same_scheme=same_scheme, is_of_loss=is_of_loss)
     ends = np.cumsum([len(x) for x, _ in values])[:-1]
     split, count = (np.split(left, ends), np.split(right, ends)), len(pairing.pairs)
     return {
@@ -417,7 +425,7 @@ def _in_the_gradient(
     factors_b: Factors | None,
     *,
     same_scheme: bool,
-    as_before: Callable[[], bool] = lambda: False,
+    is_of_loss: Callable[[float], bool] = lambda _: False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return weights times the factors that act on each row's part, a common factor taken out of ``b``."""
     weight_a, weight_b = own
@@ -440,7 +448,7 @@ def _in_the_gradient(
         and by_its_loss is not None
         and math.isclose(by_its_loss, common, rel_tol=WEIGHT_TOLERANCE)
     )
-    return total_a, total_b if by_loss or (explained and as_before()) else total_b / common
+    return total_a, total_b if by_loss or (explained and is_of_loss(common)) else total_b / common
 
 
 def _common(a: np.ndarray, b: np.ndarray, noise: float) -> float | None:

@@ -20,10 +20,10 @@ from tensortrace.diff.objective import has_unknown_loss
 from tensortrace.diff.overflow import both_skipped
 from tensortrace.diff.pairing import Pairing, pair
 from tensortrace.diff.plan.evaluations import further_evaluations
+from tensortrace.diff.reducing import is_plain, is_ratio, is_same
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.rows import Batch, read_batches, with_answers
 from tensortrace.diff.scale import (
-    EXPLAINED,
     WEIGHT_TOLERANCE,
     Factors,
     RowScale,
@@ -235,7 +235,7 @@ class StepPair:
         """What the tokens of each matched row weigh in the gradient of both runs, term by term."""
         return effective_terms(
             self.pairing, self.terms, *self._factors,
-            same_scheme=self.same_scheme and not self.whole_on_ranks, as_before=self.reduces_as_before,
+            same_scheme=self.same_scheme and not self.whole_on_ranks, is_of_loss=self.is_of_loss,
         )  # fmt: skip
 
     @property
@@ -299,7 +299,7 @@ class StepPair:
         return effective_weights(
             self.pairing, self.weights_a, self.weights_b,
             *self._factors, same_scheme=self.same_scheme and not self.overflowed and not self.whole_on_ranks,
-            as_before=self.reduces_as_before,
+            is_of_loss=self.is_of_loss,
         )  # fmt: skip
 
     @cached_property
@@ -308,28 +308,31 @@ class StepPair:
         return effective_tokens(
             self.pairing, self.weights_a, self.weights_b,
             *self._factors, same_scheme=self.same_scheme and not self.overflowed and not self.whole_on_ranks,
-            as_before=self.reduces_as_before,
+            is_of_loss=self.is_of_loss,
         )  # fmt: skip
 
-    def reduces_as_before(self) -> bool:
-        """Tell whether both runs reduce gradients as in the step before, in which the weights agreed.
+    def is_of_loss(self, factor: float) -> bool:
+        """Tell whether a factor common to all weights is the loss's, though the runs' schemes differ.
 
-        Then a factor that is common to all weights is the loss's, whatever their schemes.
+        It is where both runs reduce gradients as in the step before, in which the weights agreed, or where
+        both add up or average over ranks and the factor is no ratio of numbers of ranks or microbatches.
         """
+        if self._reduce_as_before:
+            return True
+        counts = [len({part.rank for part in batch.extents}) for batch in self.batches]
+        counts += [len(factors.by_rank) for factors in self._factors if factors]
+        counts += [view.last_microbatch() + 1 for view in (self.a, self.b)]
+        scaled = any(s.slot == "scale" for v in (self.a, self.b) for s, _ in v.find(Kind.SCHEDULE))
+        return not scaled and all(map(is_plain, self._factors)) and not is_ratio(factor, counts)
+
+    @cached_property
+    def _reduce_as_before(self) -> bool:
         before = StepPair(self.before_a, self.before_b, self.before_a, self.before_b)
-        for now, then in zip(self._factors, before._factors, strict=True):
-            if now is None or then is None or then.residual >= EXPLAINED:
-                return False
-            tolerance = max(WEIGHT_TOLERANCE, now.uncertainty, then.uncertainty)
-            ranks = now.by_rank.keys() | then.by_rank.keys()
-            if not all(
-                math.isclose(now.by_rank.get(r, 0.0), then.by_rank.get(r, 0.0), rel_tol=tolerance)
-                for r in ranks
-            ):
-                return False
+        if not all(map(is_same, self._factors, before._factors)):
+            return False
         weights = effective_weights(
             before.pairing, before.weights_a, before.weights_b, *before._factors,
-            same_scheme=False, as_before=lambda: True,
+            same_scheme=False, is_of_loss=lambda _: True,
         )  # fmt: skip
         noise = before.noise_of_weights + WEIGHT_TOLERANCE
         return weights is not None and np.allclose(*weights, rtol=noise, atol=0.0)
