@@ -13,7 +13,7 @@ from tensortrace.diff.causes.holders import added_by_rank, held_by_rank
 from tensortrace.diff.coefficient import odd_names
 from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.logical import Together
-from tensortrace.diff.plan.gradients import early_events, final_events
+from tensortrace.diff.plan.clips import early_events, final_events
 from tensortrace.tracer.types import Kind
 
 

@@ -11,7 +11,7 @@ from tensortrace.diff.catalog import Item
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.causes.holders import local_of_copies
 from tensortrace.diff.gradients import Gradients
-from tensortrace.diff.plan.gradients import final_events
+from tensortrace.diff.plan.clips import final_events
 from tensortrace.tracer.types import Kind
 
 _MOST_ELEMENTS = 1 << 24

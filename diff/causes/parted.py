@@ -13,7 +13,7 @@ from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.causes.clip import by_own_norms
 from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.logical import Merged
-from tensortrace.diff.plan.gradients import final_events
+from tensortrace.diff.plan.clips import final_events
 from tensortrace.tracer.types import Kind
 
 _MOST_ELEMENTS = 1 << 22

@@ -10,11 +10,11 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.masters import COPIED, COPY
+from tensortrace.diff.plan.clips import window_slot
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, replica
 from tensortrace.diff.plan.consumers import Ref
 from tensortrace.diff.plan.copies import copies_in, copying_error
 from tensortrace.diff.plan.evaluations import AMPLIFIED, is_own_loss, size_of_list
-from tensortrace.diff.plan.gradients import window_slot
 from tensortrace.diff.plan.muon import noise_of_muon
 from tensortrace.diff.plan.updates import own_error, without_noise
 from tensortrace.diff.stream import Streamed, one, paired

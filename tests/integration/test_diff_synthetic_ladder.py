@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tensortrace.tracer.types import Kind
 from tests.integration.judged import Judge, assert_equivalent, codes, lacking, origins, place, tampering
-from tests.simulated import CLIP, At, Program
+from tests.simulated import CLIP, NAMES, At, Program
 
 RATE = ("schedule * lr factor=2",)
 """What is declared: from step 1 on every gradient differs by far more than round-off."""
@@ -188,3 +189,44 @@ def test_what_lies_behind_a_clip_within_its_limit_is_told(judge: Judge) -> None:
     result = judge(Program(max_norm=1e3), Halved(max_norm=1e3, ranks=2))
     assert place(result)[2] == "reduced_grad"
     assert codes(result) == ["scale.world_size"]
+
+
+class InGroups(Program):
+    """Clips its parameters in two calls, both by the norm of all."""
+
+    own_norms = False
+
+    def _clip(self, step: int, microbatch: int, call: int) -> None:
+        given = self.grads
+        whole = [dict(grads) for grads in given]
+        for number, names in enumerate((NAMES[:2], NAMES[2:])):
+            self.names = names
+            self.grads = [{n: g[n] for n in names} if self.own_norms else dict(g) for g in given]
+            super()._clip(step, microbatch, number)
+            for grads, clipped in zip(whole, self.grads, strict=True):
+                grads.update({n: clipped[n] for n in names})
+        self.grads, self.names = whole, NAMES
+        for rank, grads in enumerate(whole):
+            for name in NAMES:  # what the optimizer is given
+                at = At(step, rank, microbatch, Kind.CLIPPED_GRAD, name, "grad")
+                super()._put(at, grads[name], call=2, shard="replicate")
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        if at.kind == Kind.CLIPPED_GRAD and at.name == CLIP:
+            fields["meta"] = replace(fields["meta"], members=tuple(self.names))
+        if at.kind == Kind.CLIPPED_GRAD and at.name != CLIP and at.name not in self.names:
+            return value
+        return super()._put(at, value, **fields)
+
+
+def test_groups_that_are_clipped_by_the_norm_of_all_are_clipped_alike(judge: Judge) -> None:
+    assert_equivalent(judge(Program(), InGroups(ranks=2)))
+    assert_equivalent(judge(InGroups(), Program(ranks=2)))
+
+
+def test_groups_that_are_clipped_by_their_own_norms_are_told_at_the_norm(judge: Judge) -> None:
+    class Own(InGroups):
+        own_norms = True
+
+    result = judge(Program(), Own(ranks=2))
+    assert place(result)[2:] == ("clipped_grad", CLIP, "total_norm")
