@@ -53,7 +53,7 @@ def of_rows(
         if any(entry.sketch.rows is None for side in sides for entry in side.sketches if entry.sketch):
             raise Unkept(OTHER_ORDER)  # of a rank that had no input, as a later stage of a pipeline
         return Sketched.of(sides[0].summed({}, apart), sides[1].summed(scales, apart))
-    if not all(side.alike for side in sides) and not _is_alike(a, b, pairing):
+    if not all(side.alike for side in sides) and not _is_alike(a, b, views, pairing):
         raise Unkept(OTHER_ORDER)  # rows that went elsewhere (to experts) have an order of their own
     if additive:
         x, y = sides[0].summed({}, apart), sides[1].summed(scales, apart)
@@ -139,9 +139,12 @@ class _Side:
         return Estimate(numbers, value.shape, norm if math.isfinite(norm) else None)
 
 
-def _is_alike(a: Sequence[Item], b: Sequence[Item], pairing: Pairing) -> bool:
+def _is_alike(
+    a: Sequence[Item], b: Sequence[Item], views: tuple[StepView, StepView], pairing: Pairing
+) -> bool:
     """Tell whether indices mean the same in both runs: on the same ranks, or where they are positions."""
-    if {item.ranks for item in a} == {item.ranks for item in b} and pairing.extents_a == pairing.extents_b:
+    held, world = ({i.ranks for i in a}, {i.ranks for i in b}), [{r for r, _ in v.by_event} for v in views]
+    if held[0] == held[1] and world[0] == world[1] and pairing.extents_a == pairing.extents_b:
         return True
     sides = ((a, pairing.extents_a), (b, pairing.extents_b))
     found = [(i.entry.local_shape, known.get(_part(i))) for side, known in sides for i in side]
