@@ -53,14 +53,14 @@ def of_rows(
         if any(entry.sketch.rows is None for side in sides for entry in side.sketches if entry.sketch):
             raise Unkept(OTHER_ORDER)  # of a rank that had no input, as a later stage of a pipeline
         return Sketched.of(sides[0].summed({}, apart), sides[1].summed(scales, apart))
-    if not all(side.alike for side in sides) and not _is_alike(a, b, views, pairing):
+    if not any(side.alike for side in sides) and not _is_alike(a, b, views, pairing):
         raise Unkept(OTHER_ORDER)  # rows that went elsewhere (to experts) have an order of their own
     if additive:
         x, y = sides[0].summed({}, apart), sides[1].summed(scales, apart)
         if x.shape != y.shape:
             raise Unkept(OTHER_SAMPLES)
         return Sketched.of(x, y)
-    if all(side.alike for side in sides) and not scales:
+    if all(side.alike or len(side.items) == 1 for side in sides) and not scales:
         return Sketched.of(sides[0].first, sides[1].first)
     if all(len(items) == 1 for items in (a, b)) and sides[0].order == sides[1].order:
         return Sketched.of(sides[0].summed({}, apart), sides[1].summed(scales, apart))
@@ -96,8 +96,8 @@ class _Side:
 
     @property
     def alike(self) -> bool:
-        """Whether all parts hold the same."""
-        return len({item.entry.digest for item in self.items}) == 1
+        """Whether several parts hold the same: then it follows no rows."""
+        return len(self.items) > 1 and len({item.entry.digest for item in self.items}) == 1
 
     @property
     def first(self) -> Estimate:
