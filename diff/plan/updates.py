@@ -181,10 +181,18 @@ def update_source(name: str, view: StepView, before: StepView) -> UpdateSource |
         return None
     shape = replica(param).entry.local_shape
     before_, after = _states(name, before), _states(name, view)
+    if after and not before_ and _begins_late(view, before):
+        return None
     states = [item.entry.local_shape for state in (before_, after) for item in state.values()]
     if any(found != shape for found in (replica(consumed).entry.local_shape, *filter(None, states))):
         return None  # factored moments, or parts of no known layout: no formula of ours
     return UpdateSource(optimizer, replica(param), replica(consumed), before_, after, hypers)
+
+
+def _begins_late(view: StepView, before: StepView) -> bool:
+    """Tell whether the recording begins at this step: what the optimizer's state was before is not known."""
+    recorded = any(slot.kind == Kind.OPTIMIZER_STATE for slot in before.items)
+    return view.step > 0 and before.step < view.step - 1 and not recorded
 
 
 def update_inputs(name: str, view: StepView, before: StepView) -> UpdateInputs | None:

@@ -8,7 +8,7 @@ import pytest
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.types import Kind
 from tests.integration.judged import Judge, codes, first, place, tampering
-from tests.simulated import Program
+from tests.simulated import NAMES, At, Program
 
 STATE = (Kind.PARAM, Kind.OPTIMIZER_STATE)
 SELECTIONS = [
@@ -104,3 +104,26 @@ def test_declared_differences_that_were_not_asked_about_excuse_what_follows(judg
     assert result.headline.startswith("equivalent but for what was declared"), result.headline
     wrong = tampering(Kind.PARAM, "hidden.weight", "model", lambda v: v * np.float32(1.1), step=2)
     assert place(judge(Program(), wrong(lr=2e-2), **options))[:4] == (2, None, "param", "hidden.weight")
+
+
+class Late(Program):
+    """Is recorded from step 2 on, with the parameters that it begins with there."""
+
+    def _step(self, step: int) -> None:
+        if step == 2:
+            for rank, params in enumerate(self.params):
+                for name in NAMES:
+                    at = At(step, rank, None, Kind.PARAM, name, "start")
+                    self._put(at, params[name], shard="replicate")
+        super()._step(step)
+
+    def keeps(self, at: At) -> bool:
+        return at.step >= 2
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_moments_of_a_recording_that_begins_late_are_not_taken_for_new(judge: Judge, optimizer: str) -> None:
+    a, b = (Late(optimizer=optimizer, steps=4, noise=1e-7, ranks=n, order=n) for n in (1, 2))
+    result = judge(a, b)
+    assert result.verdict == "equivalent", result.headline
+    assert result.coverage.by_kind["optimizer_state"] > 0
