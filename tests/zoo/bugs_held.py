@@ -114,8 +114,8 @@ BUGS = [
     bug(
         "held_gru.py", "first-tokens-counted",
         "the number of tokens is taken before labels are shifted: each row's first counts as a target",
-        # one rank against two, as in loss-summed. (First derived as the loss's weight.)
-        "scale.other", lambda since: At(0, "reduced_grad", "*", "grad"), ranks=2,
+        # one rank against two; no sum or mean over ranks makes such a factor
+        "scale.other", lambda since: At(0, "loss", "cross_entropy", "weight"), ranks=2,
         common=("--microbatches", "2"),
     ),
     bug(
