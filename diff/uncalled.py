@@ -34,6 +34,7 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
     if origin.node.slot.kind == Kind.ACTIVATION_GRAD:  # which a loss computes from what it was given
         losses = (n for n in gaps if n.slot.kind == Kind.LOSS and n.microbatch == origin.node.microbatch)
         waiting += [n for n in losses if parents.intersection(execution.graph.parents(n))]
+    waiting += [n for n in gaps if _takes_the_same(n, gaps[n].side, origin)]
     found: dict[Node, OneSided] = {}
     while waiting:
         node = waiting.pop()
@@ -56,14 +57,36 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
     return Outcome(first, entry, "origin", None, None, text, None, origin.pair)
 
 
+def _takes_the_same(node: Node, side: str, origin: Outcome) -> bool:
+    """Tell whether a gradient that one run lacks is of the tensor whose gradient diverges elsewhere.
+
+    The gradient at an input is that of all modules that take the tensor: each lacks what one cuts off.
+    """
+    at, pair = origin.node, origin.pair
+    if at.slot.kind != Kind.ACTIVATION_GRAD or node.slot.kind != Kind.ACTIVATION_GRAD or pair is None:
+        return False
+    if node[:2] != at[:2] or not (node.slot.slot.startswith("in") and at.slot.slot.startswith("in")):
+        return False
+    view = pair.a if side == "a" else pair.b
+    given = [
+        {item.entry.digest for item in view.items.get(slot._replace(kind=Kind.ACTIVATION), ())}
+        for slot in (node.slot, at.slot)
+    ]
+    return bool(given[0]) and given[0] == given[1]
+
+
 def _is_argument(node: Node, execution: Execution) -> bool:
     """Tell whether a gap is an argument, such as a mask, of a call that both runs make."""
     slot = node.slot
-    return slot.slot.startswith("in") and any(
-        n.slot.slot.startswith("out")
-        and n._replace(slot=slot) == node
-        and n.slot._replace(slot=slot.slot) == slot
-        for n in execution.errors
+    return (
+        slot.kind == Kind.ACTIVATION
+        and slot.slot.startswith("in")
+        and any(
+            n.slot.slot.startswith("out")
+            and n._replace(slot=slot) == node
+            and n.slot._replace(slot=slot.slot) == slot
+            for n in execution.errors
+        )
     )
 
 
