@@ -86,10 +86,12 @@ class Gradients:
     def _reduced_by_hooks(self, name: str, hooked: list[Item]) -> bool:
         """Tell whether hooks leave the same on every cell: they reduce, and what they leave is no part."""
         cells = {item.cell for item in self._parts.get(name, [])}
-        of_pass: dict[int | None, set[str]] = defaultdict(set)
+        of_pass: dict[int | None, dict[int, str]] = defaultdict(dict)
         for item in hooked:
-            of_pass[item.entry.microbatch].add(item.entry.digest)
-        return len(cells) > 1 and all(len(digests) == 1 for digests in of_pass.values())
+            of_pass[item.entry.microbatch][item.cell] = item.entry.digest
+        return len(cells) > 1 and all(
+            left.keys() == cells and len(set(left.values())) == 1 for left in of_pass.values()
+        )
 
     @cached_property
     def _consumed(self) -> dict[str, list[Item]]:

@@ -171,11 +171,7 @@ def of_some_parts(case: Case) -> Iterator[Proposal]:
     whose = f"the tokens of {_named(held, parts)} of b"
     text = f"{whose} weigh {factor:.{digits}g} times the reference, all others as much"
     known = _quantities(case)
-    near = [k for k in known if math.isclose(factor, k[1], rel_tol=_NEAR) and k[1] != 1]
-    if (
-        case.origin.node.slot.kind == Kind.LOSS
-    ):  # a loss is divided by microbatches, ranks are averaged behind it
-        near.sort(key=lambda k: k[0] != "scale.accumulation")
+    near = _near(factor, known, case)
     for code, value, words in near[:1]:
         mistaken = np.where(odd, a * value, a)
         yield Proposal(code, f"{text}: {words}", [mistaken], [b], [a], factor, words, tried=len(known))
@@ -204,11 +200,7 @@ def _readings(
     One number is always some factor of another: there the measured one explains nothing.
     """
     known = _quantities(case)
-    near = [k for k in known if math.isclose(factor, k[1], rel_tol=_NEAR) and k[1] != 1]
-    if (
-        case.origin.node.slot.kind == Kind.LOSS
-    ):  # a loss is divided by microbatches, ranks are averaged behind it
-        near.sort(key=lambda k: k[0] != "scale.accumulation")
+    near = _near(factor, known, case)
     for value in dict.fromkeys(value for _, value, _ in near):
         code, _, words = next(k for k in near if k[1] == value)
         also = tuple(f"it also equals {w} ({c})" for c, _, w in near if c != code)
@@ -218,6 +210,17 @@ def _readings(
         )  # fmt: skip
     mistaken = [a * factor for a in left]
     yield Proposal("scale.other", text, mistaken, right, left, factor, simplicity=2, fitted=1)
+
+
+def _near(factor: float, known: Sequence[tuple[str, float, str]], case: Case) -> list[tuple[str, float, str]]:
+    """Return the known quantities that a factor equals.
+
+    A loss is divided by the number of microbatches where it is computed, ranks are averaged behind it.
+    """
+    near = [k for k in known if math.isclose(factor, k[1], rel_tol=_NEAR) and k[1] != 1]
+    if case.origin.node.slot.kind == Kind.LOSS:
+        near.sort(key=lambda k: k[0] != "scale.accumulation")
+    return near
 
 
 def _count(tensors: int) -> str:

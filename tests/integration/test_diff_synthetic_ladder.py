@@ -230,3 +230,20 @@ def test_groups_that_are_clipped_by_their_own_norms_are_told_at_the_norm(judge: 
 
     result = judge(Program(), Own(ranks=2))
     assert place(result)[2:] == ("clipped_grad", CLIP, "total_norm")
+
+
+class HookedOnOne(Program):
+    """The same hook, on the last rank alone and by 1.0001."""
+
+    def hook(self, step: int, rank: int, name: str, value: np.ndarray) -> np.ndarray:
+        last = rank == self.setup.ranks - 1
+        return value * np.float32(1.0001) if last and name == "hidden.weight" else value
+
+
+@pytest.mark.parametrize("layout", [{"ranks": 2}, {"ranks": 2, "accumulate": 2}, {"ranks": 4}])
+def test_a_hook_on_one_rank_is_told_where_it_acts(judge: Judge, layout: dict[str, int]) -> None:
+    result = judge(Program(), HookedOnOne(**layout))
+    assert place(result)[2:] == ("local_grad", "hidden.weight", "hooked")
+    assert codes(result) == ["scale.other"]
+    assert result.causes[0].number == pytest.approx(1.0001, rel=1e-6)
+    assert f"rank {layout['ranks'] - 1} of b" in result.causes[0].text
