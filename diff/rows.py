@@ -137,6 +137,8 @@ def _of_one_sequence(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Bat
     yield read_batch(a, phase, by_lengths=True), read_batch(b, phase, by_lengths=True)
     if 0 < min(map(_working, whole)) <= 2 * _common(*whole):  # one other row does not turn the batch
         return
+    for name_a, name_b in _alike(a, b, phase):
+        yield read_batch(a, phase, only=name_a), read_batch(b, phase, only=name_b)
     for (guess, cut), first in product(
         ((False, False), (True, False), (False, True)), ((True, True), (False, True), (True, False))
     ):
@@ -147,6 +149,22 @@ def _of_one_sequence(a: StepView, b: StepView, phase: str) -> Iterator[tuple[Bat
         turned = left, right
         if _working(turned[0]) == _working(turned[1]):  # else what is cut short looks like fewer rows
             yield turned
+
+
+def _alike(a: StepView, b: StepView, phase: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of an input in both runs that may be the same tensor, where their inputs are others.
+
+    A wrapper may call a model with its labels, or call what computes its loss in the model's place.
+    """
+    forms: list[dict[str, set[tuple[int, str]]]] = []
+    for view in (a, b):
+        found: dict[str, set[tuple[int, str]]] = defaultdict(set)
+        for _, slot, item in _known(view, phase):
+            kind = "float" if "float" in item.entry.dtype else "whole"
+            found[slot.slot].add((len(item.entry.local_shape), kind))
+        forms.append(found)
+    if forms[0].keys() != forms[1].keys():
+        yield from ((x, y) for x, y in product(*forms) if forms[0][x] == forms[1][y])
 
 
 def _working(batch: Batch) -> int:
@@ -169,6 +187,7 @@ def read_batch(
     as_given: bool = False,
     by_lengths: bool = False,
     unanswered: bool = False,
+    only: str | None = None,
     numbers: frozenset[str] = frozenset(),
     answers: OfParts | None = None,
 ) -> Batch:
@@ -179,9 +198,11 @@ def read_batch(
     ``by_lengths`` cuts features where lengths that were given with them say so; ``unanswered`` what comes
     after the last label that counts, a row's last token too, which only rows shorter than others hold. What
     ``numbers`` documents is no part of what they are. ``answers`` are second sequences: then the loss is
-    theirs where they say so.
+    theirs where they say so. ``only`` one input tells the rows, where it is named.
     """
     inputs = _tensors(view, phase, by_lengths=by_lengths, time_major=time_major)
+    if only is not None:
+        inputs = {part: {only: tensors[only]} for part, tensors in inputs.items() if only in tensors}
     digests = {(part, slot.slot): item.entry.digest for part, slot, item in _known(view, phase)}
     ignored = {} if answers is None else hidden_sources(inputs)
     if answers is None or not any(own.has_loss for own in answers.values()):

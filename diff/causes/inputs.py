@@ -18,12 +18,12 @@ from tensortrace.tracer.types import ROOT, Kind
 
 def different_rows(case: Case) -> Sequence[Proposal]:
     """Propose that the runs saw different rows: duplicates, another step's rows, or new ones."""
-    if case.origin.node.slot.kind != Kind.INPUT:
-        return ()
-    batch_a, batch_b = case.pair.batch_a, case.pair.batch_b
+    slot, batch_a, batch_b = case.origin.node.slot, case.pair.batch_a, case.pair.batch_b
     known = Counter(row.digest for row in batch_a.rows)
     working = [row for row in batch_b.rows if not row.idle]
     strange = [row for row in working if row.digest not in known]
+    if slot.kind != Kind.INPUT and not (strange and _is_input_of_one(slot, case)):
+        return ()
     again = (Counter(row.digest for row in working) - known).total() - len(strange)
     duplicates = duplicated_across_ranks(batch_a, batch_b)
     if duplicates:
@@ -44,6 +44,12 @@ def different_rows(case: Case) -> Sequence[Proposal]:
         text = f"b was given {total} rows in this step, a {len(batch_a.rows)}"
         return (told("input.different", text, abs(total - len(batch_a.rows)), "rows"),)
     return (told("input.different", text, len(strange), "rows"),)
+
+
+def _is_input_of_one(slot: Slot, case: Case) -> bool:
+    """Tell whether a tensor is given to a module from outside in one run, by a wrapper in the other."""
+    given = [bool(view.named(Kind.INPUT, slot.name)) for view in (case.pair.a, case.pair.b)]
+    return slot.kind == Kind.ACTIVATION and slot.slot.startswith("in") and given[0] != given[1]
 
 
 def given_otherwise(case: Case) -> Iterator[Proposal]:

@@ -225,6 +225,8 @@ def _excuse(slot: Slot, lacking: StepView, other: StepView) -> str:
         return UNKNOWN_LOSS
     if slot.name.startswith(STAGE):
         return "what pipeline stages exchange"
+    if slot.slot.startswith("in") and _is_called_within(slot, lacking, other):
+        return "the runs call the model at other modules: what is given to the one around is not seen in both"
     if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD) and _is_inside(slot.name, lacking.compiled):
         return "inside a graph of torch.compile, which is not observed"
     of_loss = {s.slot for s in lacking.named(Kind.LOSS, slot.name)} if slot.kind == Kind.LOSS else set()
@@ -235,6 +237,21 @@ def _excuse(slot: Slot, lacking: StepView, other: StepView) -> str:
             "one run gives the loss classes, the other probabilities: sum, count and gradients are compared"
         )
     return ""
+
+
+def _is_called_within(slot: Slot, lacking: StepView, other: StepView) -> bool:
+    """Tell whether a module that one run calls from outside is called by one around it in the other run.
+
+    So where a wrapper calls what computes the loss, and a plain run calls the model from there.
+    """
+    if slot.kind == Kind.INPUT:
+        if slot._replace(kind=Kind.ACTIVATION) in lacking.items:
+            return True
+    elif slot.kind != Kind.ACTIVATION or not other.named(Kind.INPUT, slot.name):
+        return False
+    outermost = {s.name for s, _ in lacking.find(Kind.INPUT, phase=slot.phase)}
+    called = lacking.named(Kind.ACTIVATION, slot.name)
+    return not called and bool(outermost) and all(_is_inside(name, (slot.name,)) for name in outermost)
 
 
 def _beside(slot: Slot, microbatch: int | None, lacking: StepView, edges: Edges) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from tensortrace.tracer.types import Kind, Meta
 from tests.integration.judged import Judge, assert_equivalent, codes, judge_in, place
-from tests.simulated import IGNORE, PAD, VOCABULARY, WIDTH, At, Documents, Part, Program
+from tests.simulated import IGNORE, PAD, ROOT, VOCABULARY, WIDTH, At, Documents, Part, Program
 
 SAVED = 2
 
@@ -349,3 +349,42 @@ def test_tokens_sorted_by_expert_follow_no_batch(judge: Judge, wrong: float) -> 
         assert place(result)[2:] == ("activation", "experts", "out")
     else:
         assert_equivalent(result)
+
+
+class Inner(Program):
+    """Calls a module inside its model, with ids alone, and computes the loss outside."""
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        return super()._put(at._replace(name="net") if at.name == ROOT else at, value, **fields)
+
+
+class Wrapped(Inner):
+    """Gives its ids and labels to a wrapper, which calls that module and computes the loss."""
+
+    wrong = False
+
+    def _put(self, at: At, value: Any, **fields: Any) -> Any:
+        if (at.kind, at.name) != (Kind.INPUT, ROOT):
+            return super()._put(at, value, **fields)
+        value = (value + 7 * self.wrong) % VOCABULARY
+        for kind in (Kind.INPUT, Kind.ACTIVATION):
+            for slot, given in (("in.0.0", value), ("in.0.1", value[:, ::-1].copy())):
+                Program._put(self, at._replace(kind=kind, slot=slot), given, shard="data")
+        return value
+
+
+@pytest.mark.parametrize("layout", [{"ranks": 2}, {"accumulate": 2}, {"ranks": 2, "accumulate": 2}])
+def test_a_wrapper_that_is_given_labels_too_gives_the_same_rows(judge: Judge, layout: dict[str, int]) -> None:
+    for a, b in ((Inner, Wrapped), (Wrapped, Inner)):
+        result = judge(a(), b(**layout))
+        assert result.verdict == "equivalent", result.headline
+        assert result.coverage.complete
+
+
+def test_other_rows_that_a_wrapper_is_given_are_told(judge: Judge) -> None:
+    class Wrong(Wrapped):
+        wrong = True
+
+    result = judge(Inner(), Wrong(ranks=2))
+    assert place(result)[2:] == ("activation", "net", "in.0")
+    assert codes(result) == ["input.different"]
