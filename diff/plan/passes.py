@@ -14,7 +14,7 @@ from tensortrace.diff.assemble import Assembled, NotComparable, by_rows, one_for
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
 from tensortrace.diff.dispatch import CLOSE
-from tensortrace.diff.estimate import NEEDS_VALUES
+from tensortrace.diff.estimate import NEEDS_VALUES, is_estimate
 from tensortrace.diff.masks import in_one_form
 from tensortrace.diff.objective import has_unknown_loss, weighed_sum
 from tensortrace.diff.orders import distance
@@ -382,6 +382,8 @@ def _or_dispatched(
             other = _of_other_order(slot, a, b, pair, scale)
             if other and loaded.owners and distance(loaded.a, loaded.b) <= distance(other.a, other.b):
                 return loaded
+            if other is None and not is_estimate(loaded.a) and _is_of_unknown_order(slot, pair, loaded):
+                raise NotComparable(NEEDS_VALUES)
             return other or loaded
         except NotComparable:
             found = by_dispatch(slot, a, b, pair, scale) if slot.phase == "train" else None
@@ -393,6 +395,21 @@ def _or_dispatched(
             return found
 
     return load
+
+
+def _is_of_unknown_order(slot: Slot, pair: StepPair, loaded: Assembled) -> bool:
+    """Tell whether values may differ by their order, which only tensors tell that were not stored."""
+    if slot.kind not in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD) or not loaded.a.ndim:
+        return False
+    given = [
+        item
+        for view in (pair.a, pair.b)
+        for s in view.named(Kind.ACTIVATION, slot.name)
+        if s.slot.startswith("in") and (s.phase, s.call) == (slot.phase, slot.call)
+        for item in view.items[s]
+    ]
+    unknown = any(not item.source.stored(item.entry) for item in given)
+    return unknown and loaded.a.shape == loaded.b.shape and _is_elsewhere(loaded)
 
 
 def _is_elsewhere(loaded: Assembled) -> bool:
