@@ -77,7 +77,7 @@ def _takes_the_same(node: Node, side: str, origin: Outcome) -> bool:
 
 def _is_argument(node: Node, execution: Execution) -> bool:
     """Tell whether a gap is an argument, such as a mask, of a call that both runs make."""
-    slot = node.slot
+    slot, gone = node.slot, {n for n, _ in execution.gaps}
     return (
         slot.kind == Kind.ACTIVATION
         and slot.slot.startswith("in")
@@ -86,6 +86,7 @@ def _is_argument(node: Node, execution: Execution) -> bool:
             and n._replace(slot=slot) == node
             and n.slot._replace(slot=slot.slot) == slot
             for n in execution.errors
+            if n not in gone
         )
     )
 
