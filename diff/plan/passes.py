@@ -16,7 +16,7 @@ from tensortrace.diff.compare import is_exact
 from tensortrace.diff.dispatch import CLOSE
 from tensortrace.diff.estimate import NEEDS_VALUES, is_estimate
 from tensortrace.diff.masks import in_one_form
-from tensortrace.diff.objective import has_unknown_loss, weighed_sum
+from tensortrace.diff.objective import weighed_sum
 from tensortrace.diff.orders import distance
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.backward import calls_of_pass, summed_over_passes
@@ -34,6 +34,7 @@ from tensortrace.diff.plan.labels import (
     sorted_labels,
     where_both_count,
 )
+from tensortrace.diff.plan.lacking import beside, excuse_of
 from tensortrace.diff.plan.packed import is_order_of_packed, unpacked
 from tensortrace.diff.plan.precision import (
     eps_of_loss,
@@ -42,12 +43,11 @@ from tensortrace.diff.plan.precision import (
     terms_of_loss,
     terms_of_scores,
 )
-from tensortrace.diff.plan.weights import UNKNOWN_LOSS
 from tensortrace.diff.plan.whole import rank_by_rank
 from tensortrace.diff.rows import Row
 from tensortrace.diff.rowsketch import of_rows
 from tensortrace.diff.stream import Sketched, Streamed
-from tensortrace.tracer.types import ROOT, STAGE, Kind
+from tensortrace.tracer.types import ROOT, Kind
 
 _OTHER_SUMS = "one run gives the gradient of all modules that take this tensor, the other that of this one"
 _UNUSED = "nothing consumed this output and no gradient reached it, unlike others of the same call"
@@ -57,8 +57,6 @@ _PACKED = "it says how long packed documents are, and the runs pack them differe
 _PACKED_ORDER = "it is the order in which a call packs its own rows, which meet as the batch has them"
 
 _CRITERION = "the module computes nothing but a loss, which is compared by itself"
-
-_BESIDE = "the other run's call returns fewer tensors, and nothing is computed from this one"
 
 _NO_WEIGHT = "no token weight was recorded"
 
@@ -189,8 +187,8 @@ def _plan_one(
     parents, earlier = edges.of(slot, microbatch)
     if not a or not b:
         side, items = ("a", a) if a else ("b", b)
-        excuse = _excuse(slot, *((pair.b, pair.a) if a else (pair.a, pair.b)))
-        excuse = excuse or _beside(slot, microbatch, pair.b if a else pair.a, edges)
+        excuse = excuse_of(slot, *((pair.b, pair.a) if a else (pair.a, pair.b)))
+        excuse = excuse or beside(slot, microbatch, pair.b if a else pair.a, edges)
         plan.one_sided.append(
             OneSided(
                 "a" if a else "b", slot, microbatch, items, excuse or f"recorded only in {side}",
@@ -217,58 +215,6 @@ def _plan_one(
             of_error=of_error,
         )
     )
-
-
-def _excuse(slot: Slot, lacking: StepView, other: StepView) -> str:
-    """Return why a run does not have a boundary that it need not have, "" where it should."""
-    if slot.kind == Kind.LOSS and has_unknown_loss(lacking, other):
-        return UNKNOWN_LOSS
-    if slot.name.startswith(STAGE):
-        return "what pipeline stages exchange"
-    if slot.slot.startswith("in") and _is_called_within(slot, lacking, other):
-        return "the runs call the model at other modules: what is given to the one around is not seen in both"
-    if slot.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD) and _is_inside(slot.name, lacking.compiled):
-        return "inside a graph of torch.compile, which is not observed"
-    of_loss = {s.slot for s in lacking.named(Kind.LOSS, slot.name)} if slot.kind == Kind.LOSS else set()
-    if "sum" in of_loss and not of_loss & {"target", "value"} and slot.slot in ("target", "value"):
-        return "a loss written by hand is its sum, its count and its weights"
-    if slot.slot == "target" and "sum" in of_loss and "target" not in of_loss:
-        return (
-            "one run gives the loss classes, the other probabilities: sum, count and gradients are compared"
-        )
-    return ""
-
-
-def _is_called_within(slot: Slot, lacking: StepView, other: StepView) -> bool:
-    """Tell whether a module that one run calls from outside is called by one around it in the other run.
-
-    So where a wrapper calls what computes the loss, and a plain run calls the model from there.
-    """
-    if slot.kind == Kind.INPUT:
-        if slot._replace(kind=Kind.ACTIVATION) in lacking.items:
-            return True
-    elif slot.kind != Kind.ACTIVATION or not other.named(Kind.INPUT, slot.name):
-        return False
-    outermost = {s.name for s, _ in lacking.find(Kind.INPUT, phase=slot.phase)}
-    called = lacking.named(Kind.ACTIVATION, slot.name)
-    return not called and bool(outermost) and all(_is_inside(name, (slot.name,)) for name in outermost)
-
-
-def _beside(slot: Slot, microbatch: int | None, lacking: StepView, edges: Edges) -> str:
-    """Return why an output beside the first need not be in both runs, such as an implementation's scores.
-
-    The other run makes the same call and returns fewer tensors, and nothing else is computed from this one.
-    """
-    if slot.kind not in (Kind.ACTIVATION, Kind.ACTIVATION_GRAD) or not slot.slot.startswith("out."):
-        return ""
-    output, first = slot._replace(kind=Kind.ACTIVATION), slot._replace(kind=Kind.ACTIVATION, slot="out.0")
-    users = {user for _, user in edges.consumers.get((microbatch, output), {})}
-    others = {user for user in users if user.name != slot.name}
-    return "" if output == first or first not in lacking.items or others else _BESIDE
-
-
-def _is_inside(name: str, modules: Iterable[str]) -> bool:
-    return any(name != module and (module == ROOT or name.startswith(f"{module}.")) for module in modules)
 
 
 def _known_arithmetic(
