@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tensortrace.diff.factors import projected
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.replicas import odd_ranks
-from tensortrace.diff.scale import projected
 from tensortrace.diff.stream import Readable, one
 
 SHARED = 1e-4

@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from tensortrace.diff.catalog import Item, Part, StepView
+from tensortrace.diff.factors import Factors, any_nonzero, made_of_one, rank_factors, scalar_factor
 from tensortrace.diff.replicas import odd_ranks
-from tensortrace.diff.scale import Factors, any_nonzero, made_of_one, rank_factors, scalar_factor
 from tensortrace.diff.stream import Sum, Term, one
 from tensortrace.tracer.types import Kind
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tensortrace.diff.scale import CLOSE, EXPLAINED, WEIGHT_TOLERANCE, Factors
+from tensortrace.diff.factors import EXPLAINED, Factors
+from tensortrace.diff.scale import CLOSE, WEIGHT_TOLERANCE
 
 
 def is_plain(factors: Factors | None) -> bool:

@@ -14,6 +14,15 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.coefficient import scaled_by_hand
 from tensortrace.diff.compare import EPS, Sides
+from tensortrace.diff.effective import (
+    Stages,
+    TermWeights,
+    effective_terms,
+    effective_tokens,
+    effective_weights,
+    noise_of_weights,
+)
+from tensortrace.diff.factors import Factors, scalar_factor
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.handclip import read_gradients
 from tensortrace.diff.objective import has_unknown_loss
@@ -25,18 +34,11 @@ from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.rows import Batch, read_batches, with_answers
 from tensortrace.diff.scale import (
     WEIGHT_TOLERANCE,
-    Factors,
     RowScale,
     Term,
-    TermWeights,
     TokenWeights,
     common_scale,
-    effective_terms,
-    effective_tokens,
-    effective_weights,
-    noise_of_weights,
     row_scale,
-    scalar_factor,
     terms_of,
     token_weights,
 )
@@ -233,10 +235,8 @@ class StepPair:
     @cached_property
     def effective_terms(self) -> TermWeights | None:
         """What the tokens of each matched row weigh in the gradient of both runs, term by term."""
-        return effective_terms(
-            self.pairing, self.terms, *self._factors,
-            same_scheme=self.same_scheme and not self.whole_on_ranks, is_of_loss=self.is_of_loss,
-        )  # fmt: skip
+        alike = self.same_scheme and not self.whole_on_ranks
+        return effective_terms(self.pairing, self.terms, Stages(*self._factors, alike, self.is_of_loss))
 
     @property
     def gradients_a(self) -> Gradients:
@@ -265,6 +265,11 @@ class StepPair:
         """
         unknown = self.overflowed or self.whole_on_ranks
         return (None, None) if unknown else (self.gradients_a.factors, self.gradients_b.factors)
+
+    @property
+    def _stages(self) -> Stages:
+        alike = self.same_scheme and not self.overflowed and not self.whole_on_ranks
+        return Stages(*self._factors, alike, self.is_of_loss)
 
     @cached_property
     def whole_on_ranks(self) -> Literal["a", "b", ""]:
@@ -296,20 +301,12 @@ class StepPair:
     @cached_property
     def effective_weights(self) -> tuple[np.ndarray, np.ndarray] | None:
         """What a token of each matched row weighs in the gradient of both runs; None where not observed."""
-        return effective_weights(
-            self.pairing, self.weights_a, self.weights_b,
-            *self._factors, same_scheme=self.same_scheme and not self.overflowed and not self.whole_on_ranks,
-            is_of_loss=self.is_of_loss,
-        )  # fmt: skip
+        return effective_weights(self.pairing, self.weights_a, self.weights_b, self._stages)
 
     @cached_property
     def effective_tokens(self) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
         """What every token of each matched row weighs, where both runs tell it token by token."""
-        return effective_tokens(
-            self.pairing, self.weights_a, self.weights_b,
-            *self._factors, same_scheme=self.same_scheme and not self.overflowed and not self.whole_on_ranks,
-            is_of_loss=self.is_of_loss,
-        )  # fmt: skip
+        return effective_tokens(self.pairing, self.weights_a, self.weights_b, self._stages)
 
     def is_of_loss(self, factor: float) -> bool:
         """Tell whether a factor common to all weights is the loss's, though the runs' schemes differ.
@@ -330,10 +327,8 @@ class StepPair:
         before = StepPair(self.before_a, self.before_b, self.before_a, self.before_b)
         if not all(map(is_same, self._factors, before._factors)):
             return False
-        weights = effective_weights(
-            before.pairing, before.weights_a, before.weights_b, *before._factors,
-            same_scheme=False, is_of_loss=lambda _: True,
-        )  # fmt: skip
+        stages = Stages(*before._factors, same_scheme=False, is_of_loss=lambda _: True)
+        weights = effective_weights(before.pairing, before.weights_a, before.weights_b, stages)
         noise = before.noise_of_weights + WEIGHT_TOLERANCE
         return weights is not None and np.allclose(*weights, rtol=noise, atol=0.0)
 

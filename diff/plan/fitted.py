@@ -12,9 +12,9 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled, NotComparable, by_rows
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
+from tensortrace.diff.factors import EXPLAINED, projected
 from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.diff.rows import Row
-from tensortrace.diff.scale import EXPLAINED, projected
 from tensortrace.tracer.types import ROOT, Kind
 
 _NEAR = 1e-2

@@ -6,19 +6,12 @@ import numpy as np
 import pytest
 
 from tensortrace.diff.catalog import Part
+from tensortrace.diff.effective import Stages, TermWeights, effective_terms, effective_weights
 from tensortrace.diff.extent import Extent
+from tensortrace.diff.factors import Factors, rank_factors, scalar_factor
 from tensortrace.diff.pairing import Pairing, pair
 from tensortrace.diff.rows import Batch, Row
-from tensortrace.diff.scale import (
-    Factors,
-    TermWeights,
-    TokenWeights,
-    effective_terms,
-    effective_weights,
-    rank_factors,
-    row_scale,
-    scalar_factor,
-)
+from tensortrace.diff.scale import TokenWeights, row_scale
 from tensortrace.diff.stream import Whole
 
 ONE = Part(0, "train", 0)
@@ -80,9 +73,8 @@ def test_a_correct_two_rank_program_weighs_every_token_as_one_rank_does() -> Non
     # 3 tokens in all: one rank weighs each 1/3; DDP halves, so each rank multiplies its sum by 2/3
     pairing = pair(_batch((ONE, 3)), _batch((R0, 2), (R1, 1)))
     a, b = TokenWeights({ONE: 1 / 3}, {}), TokenWeights({R0: 2 / 3, R1: 2 / 3}, {})
-    weights = effective_weights(
-        pairing, a, b, Factors({0: 1.0}, 0.0), Factors({0: 0.5, 1: 0.5}, 0.0), same_scheme=False
-    )
+    stages = Stages(Factors({0: 1.0}, 0.0), Factors({0: 0.5, 1: 0.5}, 0.0), same_scheme=False)
+    weights = effective_weights(pairing, a, b, stages)
     assert weights is not None
     np.testing.assert_allclose(weights[0], [1 / 3] * 3)
     np.testing.assert_allclose(weights[1], [1 / 3] * 3)
@@ -92,9 +84,8 @@ def test_local_means_weigh_a_quarter_and_a_half_where_the_reference_weighs_a_thi
     # rank 0 averages 2 tokens, rank 1 one token, DDP halves: 1/4, 1/4, 1/2 instead of 1/3 each
     pairing = pair(_batch((ONE, 3)), _batch((R0, 2), (R1, 1)))
     a, b = TokenWeights({ONE: 1 / 3}, {}), TokenWeights({R0: 1 / 2, R1: 1.0}, {})
-    weights = effective_weights(
-        pairing, a, b, Factors({0: 1.0}, 0.0), Factors({0: 0.5, 1: 0.5}, 0.0), same_scheme=False
-    )
+    stages = Stages(Factors({0: 1.0}, 0.0), Factors({0: 0.5, 1: 0.5}, 0.0), same_scheme=False)
+    weights = effective_weights(pairing, a, b, stages)
     assert weights is not None
     np.testing.assert_allclose(weights[1], [1 / 4, 1 / 4, 1 / 2])
 
@@ -103,8 +94,8 @@ def test_a_common_factor_is_the_loss_s_fault_only_within_one_scheme() -> None:
     pairing = pair(_batch((ONE, 2)), _batch((ONE, 2)))
     a, b = TokenWeights({ONE: 0.5}, {}), TokenWeights({ONE: 0.52}, {})
     factors = Factors({0: 1.0}, 0.0)
-    same = effective_weights(pairing, a, b, factors, factors, same_scheme=True)
-    other = effective_weights(pairing, a, b, factors, factors, same_scheme=False)
+    same = effective_weights(pairing, a, b, Stages(factors, factors, same_scheme=True))
+    other = effective_weights(pairing, a, b, Stages(factors, factors, same_scheme=False))
     assert same is not None
     assert other is not None
     np.testing.assert_allclose(same[1] / same[0], 1.04)
@@ -137,8 +128,8 @@ def two_terms(b_of_second: float) -> TermWeights:
         ("cross_entropy", 0): (TokenWeights({a0: 0.25}, {}), TokenWeights(dict.fromkeys(parts, 0.5), {})),
         ("mse_loss", 0): (TokenWeights({a0: 0.1}, {}), TokenWeights(dict.fromkeys(parts, b_of_second), {})),
     }
-    factors = Factors({0: 1.0}, 0.0), Factors({0: 0.5, 1: 0.5}, 0.0)
-    found = effective_terms(pairing, terms, *factors, same_scheme=False)
+    stages = Stages(Factors({0: 1.0}, 0.0), Factors({0: 0.5, 1: 0.5}, 0.0), same_scheme=False)
+    found = effective_terms(pairing, terms, stages)
     assert found is not None
     return found
 

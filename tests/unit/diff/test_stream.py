@@ -7,7 +7,7 @@ import pytest
 
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Catalog, Item
-from tensortrace.diff.scale import projected, rank_factors
+from tensortrace.diff.factors import projected, rank_factors
 from tensortrace.diff.stream import (
     LARGE_ELEMENTS,
     Streamed,
