@@ -9,8 +9,9 @@ from typing import NamedTuple
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
-from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.execute import Execution
 from tensortrace.diff.leftovers import OVERWRITTEN, is_overwritten
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.result import Expectation
 
 

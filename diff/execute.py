@@ -27,6 +27,7 @@ from tensortrace.diff.holders import compute_eps, disagree, disagreement, stored
 from tensortrace.diff.inherit import Known
 from tensortrace.diff.levels import lacking, most_unseen, refuted, same_digests
 from tensortrace.diff.logical import Unkept, Unplaceable
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
 from tensortrace.diff.plan.comparison import (
     Comparison,
@@ -64,40 +65,6 @@ SHIFTED = 4.0
 _INHERITED = "what it was computed from was not recorded: differences up to"
 
 Floors = Mapping[Node, Floor]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One executed comparison.
-
-    ``assembled`` is kept only of origins; of a tensor too large to hold it is the block numbered ``window``,
-    which has the worst element. ``shape`` is that of the whole. ``rule`` is what the user declared of it;
-    ``bounded`` tells whether the error of a receiver was judged: an update's by its formula, another's by
-    what its inputs' errors may be amplified to, unless those are too large for a bound. ``ranks`` are of b;
-    ``disagrees`` is the run whose replicas are unequal where the other's are not. ``against`` says what a
-    gradient was held against, where that is not the other run's.
-    """
-
-    node: Node
-    comparison: Comparison | OneSided
-    role: str | None
-    metrics: Metrics | None
-    judgement: Judgement | None
-    text: str
-    assembled: Assembled | None = None
-    pair: StepPair | None = None
-    ranks: tuple[int, ...] = ()
-    shape: tuple[int, ...] = ()
-    window: int | None = None
-    rule: Rule | None = None
-    bounded: bool = False
-    disagrees: Literal["a", "b"] | None = None
-    against: str = ""
-
-    @property
-    def expected(self) -> bool:
-        """Whether the difference was declared, as far as is known before causes are sought."""
-        return self.role == "declared" or (self.rule is not None and self.rule.cause is not None)
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.execute import Execution
+from tensortrace.diff.outcome import Outcome
 from tensortrace.tracer.types import Kind
 
 OVERWRITTEN = "gradients left over between steps differ and are overwritten: nothing comes of them"

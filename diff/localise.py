@@ -11,10 +11,10 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part
 from tensortrace.diff.estimate import is_estimate
-from tensortrace.diff.execute import Outcome
 from tensortrace.diff.extent import Extent
 from tensortrace.diff.indices import described
 from tensortrace.diff.logical import Merged
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.result import Along, Location
 from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import Kind

@@ -9,8 +9,8 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item
-from tensortrace.diff.execute import Outcome
 from tensortrace.diff.logical import Merged
+from tensortrace.diff.outcome import Outcome
 
 
 def ranks_at_fault(outcome: Outcome, items: Sequence[Item]) -> tuple[int, ...]:

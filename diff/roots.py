@@ -17,7 +17,8 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot
 from tensortrace.diff.causality import Node
 from tensortrace.diff.compare import EPS, measure_blocks
-from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.execute import Execution
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.plan.comparison import Comparison, StepPair, coarser_eps
 from tensortrace.diff.tolerance import Error, Measured, judge_model, measure_peak
 from tensortrace.tracer.types import Kind

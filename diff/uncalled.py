@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
-from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.execute import Execution
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.plan.comparison import OneSided
 from tensortrace.diff.plan.weights import UNKNOWN_LOSS
 from tensortrace.tracer.types import INIT_STEP, Kind

@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
-from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.execute import Execution
 from tensortrace.diff.logical import NOT_STORED
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.plan.samples import ROWS
 from tensortrace.tracer.selection import Selection
 from tensortrace.tracer.types import INIT_STEP, LADDER, ROOT, Kind, Promise

@@ -14,11 +14,12 @@ from tensortrace.diff.catalog import Catalog, Part
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
 from tensortrace.diff.declared import Settled, downstream, expectations, settle
-from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.execute import Execution
 from tensortrace.diff.levels import RECORD_IN_FULL, RECORD_THERE, levels_told
 from tensortrace.diff.localise import localise
 from tensortrace.diff.logical import NO_LAYOUT, NOT_STORED
 from tensortrace.diff.operations import Looked, first_operation, where_to_look
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.owners import ranks_at_fault
 from tensortrace.diff.plan.comparison import OneSided
 from tensortrace.diff.result import (

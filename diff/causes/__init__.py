@@ -34,8 +34,9 @@ from tensortrace.diff.causes import (
 )
 from tensortrace.diff.causes.case import Case, Detector, settle
 from tensortrace.diff.causes.ranking import Accepted, ranked
-from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.execute import Execution
 from tensortrace.diff.logical import Unplaceable
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.result import Cause
 from tensortrace.diff.window import Windows
 from tensortrace.tracer.errors import NotKept

@@ -12,7 +12,8 @@ import numpy as np
 from tensortrace.diff.catalog import Catalog, Item, StepView
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.estimate import is_estimate, vectors
-from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.execute import Execution
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.comparison import OneSided, StepPair
 from tensortrace.diff.result import Cause

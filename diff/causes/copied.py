@@ -8,8 +8,8 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.causes.case import Case, Proposal
-from tensortrace.diff.execute import Outcome
 from tensortrace.diff.masters import COPY, is_copy
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.plan.comparison import replica
 from tensortrace.tracer.types import Kind
 

@@ -10,9 +10,9 @@ from tensortrace.diff.catalog import Item
 from tensortrace.diff.causes.case import Case, Proposal, told
 from tensortrace.diff.causes.holders import local_of_copies
 from tensortrace.diff.causes.tied import uses_of
-from tensortrace.diff.execute import Outcome
 from tensortrace.diff.gradients import CLIP
 from tensortrace.diff.holders import odd_of
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.plan.comparison import Comparison, replica
 from tensortrace.diff.replicas import values_of
 from tensortrace.tracer.types import INIT_STEP, Kind

@@ -11,11 +11,12 @@ from tensortrace.diff import result
 from tensortrace.diff.assemble import by_rows
 from tensortrace.diff.catalog import Catalog, enclosing
 from tensortrace.diff.compare import EPS
-from tensortrace.diff.execute import Execution, Outcome
+from tensortrace.diff.execute import Execution
 from tensortrace.diff.operations.calls import Call, CallKey, Given, Operation, calls_of
 from tensortrace.diff.operations.gradients import GradientSearch
 from tensortrace.diff.operations.search import SIGNIFICANT, ByRows, Found, Search
 from tensortrace.diff.operations.sides import Side
+from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.diff.plan.fitted import gradient_scale
 from tensortrace.tracer.types import INIT_STEP, ROOT, Kind
