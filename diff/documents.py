@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tensortrace.diff.masks import to_the_end
+
 
 class Documents(NamedTuple):
     """``begins`` [rows, positions] is true where a document begins; ``told_by`` names what says so.
@@ -47,7 +49,7 @@ def find_numbers(inputs: Mapping[str, np.ndarray], documents: Documents) -> froz
     """
     begins = documents.begins.copy()
     begins[:, 0] = True
-    singles = np.logical_and.accumulate(begins[:, ::-1], axis=1)[:, ::-1]
+    singles = to_the_end(begins)
     found = set()
     for name, value in inputs.items():
         if value.dtype.kind not in "iu" or value.shape != begins.shape or name in documents.told_by:

@@ -10,7 +10,7 @@ import numpy as np
 from tensortrace.diff.catalog import Item, Part, StepView
 from tensortrace.diff.documents import find_documents
 from tensortrace.diff.extent import Extent, extent_of
-from tensortrace.diff.masks import hidden_ends, mask_of_features, mask_of_tokens, run, tokens_of
+from tensortrace.diff.masks import hidden_ends, mask_of_features, mask_of_tokens, run, to_the_end, tokens_of
 from tensortrace.tracer.types import Kind
 
 Inputs = Mapping[Part, dict[str, np.ndarray]]
@@ -45,16 +45,9 @@ def hidden_positions(
     time_major: bool,
 ) -> dict[Part, np.ndarray]:
     """Return the ends of rows that mask and loss both ignore, of the parts that have one loss."""
-    found: dict[Part, np.ndarray] = {}
-    ignored = _ignored_by_loss(view, phase, inputs, time_major=time_major)
-    for part, positions in ignored.items():
-        tokens = tokens_of(inputs[part])
-        if tokens is None or part in several or tokens.shape != positions.shape:
-            continue
-        ends = hidden_ends(inputs[part], tokens, positions)
-        if ends is not None and find_documents(inputs[part], tokens) is None:
-            found[part] = ends
-    return found
+    known = _ignored_by_one_loss(view, phase, inputs, several, time_major=time_major)
+    found = {part: hidden_ends(inputs[part], tokens, ignored) for part, tokens, ignored in known}
+    return {part: ends for part, ends in found.items() if ends is not None}
 
 
 def unanswered_ends(
@@ -66,14 +59,20 @@ def unanswered_ends(
     time_major: bool,
 ) -> dict[Part, np.ndarray]:
     """Return the ends of rows that come after the last label that counts, of parts that have one loss."""
-    found: dict[Part, np.ndarray] = {}
-    for part, positions in _ignored_by_loss(view, phase, inputs, time_major=time_major).items():
+    known = _ignored_by_one_loss(view, phase, inputs, several, time_major=time_major)
+    return {part: to_the_end(ignored) for part, _, ignored in known}
+
+
+def _ignored_by_one_loss(
+    view: StepView, phase: str, inputs: Inputs, several: Container[Part], *, time_major: bool
+) -> Iterator[tuple[Part, np.ndarray, np.ndarray]]:
+    """Yield the tokens, and which of them the loss ignores, of parts with one loss and undivided rows."""
+    for part, ignored in _ignored_by_loss(view, phase, inputs, time_major=time_major).items():
         tokens = tokens_of(inputs[part])
-        if tokens is None or part in several or tokens.shape != positions.shape:
+        if tokens is None or part in several or tokens.shape != ignored.shape:
             continue
         if find_documents(inputs[part], tokens) is None:
-            found[part] = np.logical_and.accumulate(positions[:, ::-1], axis=1)[:, ::-1]
-    return found
+            yield part, tokens, ignored
 
 
 def with_several_losses(view: StepView, phase: str) -> set[Part]:

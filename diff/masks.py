@@ -30,7 +30,7 @@ def hidden_ends(
         kept |= value == keeps[0]
         told = True
     unwanted = ignored & ~kept
-    ends = np.logical_and.accumulate(unwanted[:, ::-1], axis=1)[:, ::-1]
+    ends = to_the_end(unwanted)
     return ends if told and ends.any() else None
 
 
@@ -115,6 +115,12 @@ def _kept(mask: np.ndarray) -> np.ndarray | None:
         return None
     kept = mask == 0
     return kept if (kept | (mask <= _HIDES)).all() and not kept.all() else None
+
+
+def to_the_end(flags: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Return where values are true and stay so to the end of an axis, that of positions [rows, positions]."""
+    ends: np.ndarray = np.flip(np.logical_and.accumulate(np.flip(flags, axis), axis=axis), axis)
+    return ends
 
 
 def run(flags: np.ndarray) -> int:

@@ -10,7 +10,7 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Part, Slot
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.extent import Extent
-from tensortrace.diff.masks import has_padding
+from tensortrace.diff.masks import has_padding, to_the_end
 from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import Kind
 
@@ -181,7 +181,7 @@ def _dead_ends(values: np.ndarray, dimension: int) -> np.ndarray:
     """Return where a row holds nothing but zeros from there to its end along a dimension; it broadcasts."""
     others = tuple(d for d in range(1, values.ndim) if d != dimension)
     dead = np.all(values == 0, axis=others, keepdims=True)
-    return np.flip(np.logical_and.accumulate(np.flip(dead, dimension), axis=dimension), dimension)
+    return to_the_end(dead, dimension)
 
 
 def _wrong_rows(a: np.ndarray, b: np.ndarray, lengths: tuple[int, ...], floor: float) -> list[bool]:
