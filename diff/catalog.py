@@ -269,6 +269,10 @@ class Catalog:
         """Tell whether some rank's recording ended before the end of a step."""
         return self._first_cut is not None and step >= self._first_cut
 
+    def is_whole(self, step: int) -> bool:
+        """Tell whether nothing that was promised of a step, or of one before it, is lost."""
+        return not self.lossy and not self.cut_at(step)
+
     @cached_property
     def _first_cut(self) -> int | None:
         manifests = [r.manifest for r in self.trace.ranks]
@@ -287,6 +291,10 @@ class Catalog:
         """Tell whether some rank dropped boundaries that were promised, or its index lost some since."""
         manifests = ((r.manifest, len(r.entries)) for r in self.trace.ranks if r.manifest)
         return any(m.drops.count or entries < m.boundaries for m, entries in manifests)
+
+    def would_hold(self, kind: Kind, name: str, step: int) -> bool:
+        """Tell whether such a boundary would be there if the run had it: it was promised, nothing is lost."""
+        return self.is_whole(step) and self.promised(kind, name, step)
 
     def promised(self, kind: Kind, name: str, step: int) -> bool:
         """Tell whether the recording selected such a boundary; true where nothing is known of it."""
@@ -337,7 +345,7 @@ class Catalog:
         A rank records a parameter again only where it changed: what it recorded last is what it still has.
         Where some ranks' last is of an older step than that of others, they missed what those have.
         """
-        if step <= 0 or self.lossy or self.cut_at(step):
+        if step <= 0 or not self.is_whole(step):
             return {}
         found: dict[Slot, list[Member]] = {}
         for name, of_ranks in self._history.items():
@@ -355,7 +363,7 @@ class Catalog:
 
         Recorded anew only where it changed: one that was not copied back is what it was.
         """
-        if step < 0 or self.lossy or self.cut_at(step):
+        if step < 0 or not self.is_whole(step):
             return {}
         found: dict[Slot, list[Member]] = {}
         for name, of_ranks in self._copied.items():

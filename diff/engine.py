@@ -245,7 +245,7 @@ def _execute(
     state_a, state_b = _just_before(a, first, state_a), _just_before(b, first - offset, state_b)
     for number, step in enumerate(alignment.steps):
         view_a, view_b = only_weighing(a.view(step), b.view(step - offset))
-        if not (a.cut_at(step) or b.cut_at(step - offset) or a.lossy or b.lossy):
+        if a.is_whole(step) and b.is_whole(step - offset):
             view_a, view_b = _with_unmoved(view_a, state_a), _with_unmoved(view_b, state_b)
         pair_ = resolve(StepPair(view_a, view_b, state_a, state_b), *rules)
         plan = StepPlan(step)

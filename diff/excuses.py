@@ -39,7 +39,5 @@ def _is_allowed(entry: OneSided, globs: Sequence[str]) -> bool:
 
 def _excused(entry: OneSided, lacking: Catalog, step: int) -> OneSided:
     """Return a divergence as a gap where the run that lacks the boundary has a reason to."""
-    expected = lacking.promised(entry.slot.kind, entry.slot.name, step)
-    if expected and not lacking.cut_at(step) and not lacking.lossy:
-        return entry
-    return replace(entry, diverges=False)
+    expected = lacking.would_hold(entry.slot.kind, entry.slot.name, step)
+    return entry if expected else replace(entry, diverges=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from tensortrace.diff.catalog import Catalog
@@ -44,13 +45,14 @@ def uncalled(origin: Outcome, execution: Execution, a: Catalog, b: Catalog) -> O
             waiting += [p for p in execution.graph.parents(node) if p in gaps]
     if not found or _harmless(found, gaps, execution):
         return None
-    calls = [n for n in found if not _is_argument(n, execution)] or list(found)
+    common = _common_calls(execution)
+    calls = [n for n in found if not _is_argument(n, common)] or list(found)
     first = min(calls, key=execution.graph.order_key)
     cut = first.slot.kind == Kind.ACTIVATION_GRAD
     alike = [(n, e) for n, e in found.items() if (n.slot.kind == Kind.ACTIVATION_GRAD) == cut]
     called = dict.fromkeys((n.slot.name, e.side) for n, e in sorted(alike, key=lambda f: f[0] != first))
     words = "a gradient comes to {} only in {}" if cut else "{} is called only in {}"
-    if _is_argument(first, execution):
+    if _is_argument(first, common):
         words = f"{{}} is given {first.slot.slot} only in {{}}"
     reason = ", ".join(words.format(*call) for call in list(called)[: 1 if cut else _SHOWN])
     entry = replace(found[first], reason=reason, diverges=True)
@@ -76,20 +78,21 @@ def _takes_the_same(node: Node, side: str, origin: Outcome) -> bool:
     return bool(given[0]) and given[0] == given[1]
 
 
-def _is_argument(node: Node, execution: Execution) -> bool:
+def _is_argument(node: Node, common: Set[Node]) -> bool:
     """Tell whether a gap is an argument, such as a mask, of a call that both runs make."""
-    slot, gone = node.slot, {n for n, _ in execution.gaps}
-    return (
-        slot.kind == Kind.ACTIVATION
-        and slot.slot.startswith("in")
-        and any(
-            n.slot.slot.startswith("out")
-            and n._replace(slot=slot) == node
-            and n.slot._replace(slot=slot.slot) == slot
-            for n in execution.errors
-            if n not in gone
-        )
-    )
+    slot = node.slot
+    return slot.kind == Kind.ACTIVATION and slot.slot.startswith("in") and _call(node) in common
+
+
+def _common_calls(execution: Execution) -> set[Node]:
+    """Return the calls that both runs make: those of which something returned was compared."""
+    gone = {node for node, _ in execution.gaps}
+    return {_call(n) for n in execution.errors if n.slot.slot.startswith("out") and n not in gone}
+
+
+def _call(node: Node) -> Node:
+    """Return the call that a boundary belongs to, whatever it is of it."""
+    return node._replace(slot=node.slot._replace(slot=""))
 
 
 def _harmless(found: dict[Node, OneSided], gaps: dict[Node, OneSided], execution: Execution) -> bool:
@@ -130,16 +133,14 @@ def _is_cut_off(node: Node, entry: OneSided, execution: Execution, a: Catalog, b
     if slot.kind != Kind.ACTIVATION_GRAD or entry.side == "both":
         return False
     given = execution.errors.get(node._replace(slot=slot._replace(kind=Kind.ACTIVATION)))
-    whole = not lacking.lossy and not lacking.cut_at(node.step)
-    promised = lacking.promised(slot.kind, slot.name, node.step)
-    return entry.counts and whole and promised and given is not None and not given.diverges
+    expected = entry.counts and lacking.would_hold(slot.kind, slot.name, node.step)
+    return expected and given is not None and not given.diverges
 
 
 def _counts(node: Node, entry: OneSided, a: Catalog, b: Catalog) -> bool:
     """Tell whether a gap is a call that the run which lacks it would have recorded."""
     lacking = b if entry.side == "a" else a
-    whole = not lacking.lossy and not lacking.cut_at(node.step)
     asked = (entry.counts or entry.reason == UNKNOWN_LOSS) and not entry.diverges and entry.side != "both"
     kind, name = node.slot.kind, node.slot.name
     wanted = kind in _CALLS or (kind == Kind.PARAM and node.step == INIT_STEP)
-    return asked and whole and wanted and lacking.promised(kind, name, node.step)
+    return asked and wanted and lacking.would_hold(kind, name, node.step)
