@@ -14,6 +14,7 @@ from tensortrace.diff.catalog import Catalog, Slot, StepView
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.plan.comparison import replica
 from tensortrace.diff.rows import read_batches
+from tensortrace.diff.scheduled import scheduled
 from tensortrace.diff.stream import one
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.types import INIT_STEP, Kind
@@ -124,8 +125,9 @@ class _Evidence:
     def by_position(self) -> int | None:
         """The offset under which the schedulers stand alike at the first step; None where that is unknown."""
         for here, there, sign in ((self.b, self.a, 1), (self.a, self.b, -1)):
-            wanted = _position(here.view(here.steps[0]))
-            steps = [s for s in _from(here.steps[0], there.steps) if _position(there.view(s)) == wanted]
+            wanted = scheduled(here.view(here.steps[0]), "position")
+            order = _from(here.steps[0], there.steps)
+            steps = [s for s in order if scheduled(there.view(s), "position") == wanted]
             if wanted is not None and steps:
                 return sign * (steps[0] - here.steps[0])
         return None
@@ -206,13 +208,6 @@ class _Evidence:
 def _from(first: int, steps: Iterable[int]) -> list[int]:
     """Return the steps in order, the one of the same number before all others."""
     return sorted(steps, key=lambda s: (s != first, s))
-
-
-def _position(view: StepView) -> float | None:
-    for slot, items in sorted(view.find(Kind.SCHEDULE)):
-        if slot.slot == "position":
-            return float(replica(items).read())
-    return None
 
 
 def _size(slot: Slot, view: StepView) -> int:

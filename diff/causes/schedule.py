@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensortrace.diff.catalog import Slot, StepView
+from tensortrace.diff.catalog import Slot
 from tensortrace.diff.causes.case import Case, Proposal, told
 from tensortrace.diff.plan.comparison import replica
+from tensortrace.diff.scheduled import scheduled
 from tensortrace.tracer.types import Kind
 
 
@@ -85,15 +86,8 @@ def _per_microbatch(case: Case, left: np.ndarray, right: np.ndarray) -> tuple[np
 
 
 def _positions(case: Case) -> list[tuple[float, float] | None]:
-    found = ((_position(view_a), _position(view_b)) for view_a, view_b in case.views())
+    found = ((scheduled(a, "position"), scheduled(b, "position")) for a, b in case.views())
     return [None if a is None or b is None else (a, b) for a, b in found]
-
-
-def _position(view: StepView) -> float | None:
-    for slot, items in sorted(view.find(Kind.SCHEDULE)):
-        if slot.slot == "position":
-            return float(replica(items).read())
-    return None
 
 
 def _pairs_text(left: np.ndarray, right: np.ndarray) -> str:
@@ -106,22 +100,15 @@ def _lr_evidence(case: Case) -> tuple[str, ...]:
     rate_at: dict[float, float] = {}
     lines = []
     for view_a, _ in case.views():
-        at, rate = _position(view_a), _rate(view_a)
+        at, rate = scheduled(view_a, "position"), scheduled(view_a, "lr")
         if at is not None and rate is not None:
             rate_at[at] = rate
     for view_a, view_b in case.views():
-        at, rate = _position(view_b), _rate(view_b)
+        at, rate = scheduled(view_b, "position"), scheduled(view_b, "lr")
         if at in rate_at and rate is not None and at is not None:
             verdict = "equals" if rate == rate_at[at] else f"differs from {rate_at[at]:.9g},"
             lines.append(f"step {view_a.step}: lr {rate:.9g} of b {verdict} a's lr at position {at:g}")
     return tuple(lines[:4])
-
-
-def _rate(view: StepView) -> float | None:
-    for slot, items in sorted(view.find(Kind.SCHEDULE)):
-        if slot.slot == "lr":
-            return float(replica(items).read())
-    return None
 
 
 def hyperparameter(case: Case) -> Sequence[Proposal]:
