@@ -13,6 +13,7 @@ import numpy as np
 from tensortrace.diff.cells import SAMPLE_KINDS, Cells, find_cells
 from tensortrace.diff.forerunners import steps_of_passes
 from tensortrace.diff.forwards import apart
+from tensortrace.diff.history import Values, copies, starts, values_of
 from tensortrace.diff.logical import Logical, Member, Placer, Source, Together
 from tensortrace.diff.losses import Names, one_name, under_name
 from tensortrace.diff.masters import COPY, named_as_copies
@@ -312,8 +313,7 @@ class Catalog:
         again: list[Member] = []
         passes = _EvalPasses()
         for source, entry in self._by_step.get(step, ()):
-            entry = renamed(entry, self._ties) if self._ties else entry
-            named = under_name(entry, self._losses)
+            named = under_name(self._named(entry), self._losses)
             if named is None:
                 continue
             entry = named
@@ -326,7 +326,7 @@ class Catalog:
                 number = part.number if part else -1 if entry.microbatch is None else entry.microbatch
                 found[(slot, number)].append(Member(source, entry))
                 by_event[(source.rank, entry.event)] = (slot, part)
-        for slot, members in (*self._starts(step).items(), *self._copies(step).items()):
+        for slot, members in self._held(step):
             found[(slot, -1)] = members
         items: dict[Slot, list[Item]] = defaultdict(list)
         for (slot, number), members in found.items():
@@ -339,58 +339,29 @@ class Catalog:
         recomputed = tuple(self._recomputed(again, found))
         return StepView(step, frozen, tuple(sorted(parts)), by_event, recomputed, self._absent)
 
-    def _starts(self, step: int) -> dict[Slot, list[Member]]:
-        """Return the parameters that changed between updates on some ranks, with those of the other ranks.
-
-        A rank records a parameter again only where it changed: what it recorded last is what it still has.
-        Where some ranks' last is of an older step than that of others, they missed what those have.
-        """
-        if step <= 0 or not self.is_whole(step):
-            return {}
-        found: dict[Slot, list[Member]] = {}
-        for name, of_ranks in self._history.items():
-            last = {rank: _last_before(step, entries) for rank, entries in of_ranks.items()}
-            known = [member for member in last.values() if member is not None]
-            began = any((m.entry.step, m.entry.slot) == (step, "start") for m in known)
-            behind = len({_age(m.entry) for m in known}) > 1
-            if len(known) == len(last) > 1 and (began or behind):
-                slot = Slot("window", Kind.PARAM, name, "start", 0)
-                found[slot] = sorted(known, key=lambda member: member.rank)
-        return found
-
-    def _copies(self, step: int) -> dict[Slot, list[Member]]:
-        """Return what the passes of a step compute with where updates are made to masters of parameters.
-
-        Recorded anew only where it changed: one that was not copied back is what it was.
-        """
-        if step < 0 or not self.is_whole(step):
-            return {}
-        found: dict[Slot, list[Member]] = {}
-        for name, of_ranks in self._copied.items():
-            known = [m for entries in of_ranks.values() if (m := _last_copy(step, entries)) is not None]
-            if len(known) == len(of_ranks):
-                slot = Slot("window", Kind.PARAM, name, COPY, 0)
-                found[slot] = sorted(known, key=lambda member: member.rank)
-        return found
+    def _held(self, step: int) -> Iterator[tuple[Slot, list[Member]]]:
+        """Yield what ranks have of parameters in a step, where not all of them recorded it then."""
+        if not self.is_whole(step):
+            return
+        if step > 0:
+            for name, members in starts(step, self._values).items():
+                yield Slot("window", Kind.PARAM, name, "start", 0), members
+        if step >= 0:
+            for name, members in copies(step, self._copied).items():
+                yield Slot("window", Kind.PARAM, name, COPY, 0), members
 
     @cached_property
-    def _history(self) -> dict[str, dict[int, list[Member]]]:
-        """Every recorded value of each parameter, by rank, in order of events."""
-        return self._history_of(("model", "start"))
+    def _values(self) -> Values:
+        return values_of(("model", "start"), self._by_step, self._named)
 
     @cached_property
-    def _copied(self) -> dict[str, dict[int, list[Member]]]:
-        """Every value of parameters that are copied from masters, by rank, in order of events."""
-        return self._history_of((COPY,))
+    def _copied(self) -> Values:
+        """The values of parameters that are copied from masters."""
+        return values_of((COPY,), self._by_step, self._named)
 
-    def _history_of(self, slots: Sequence[str]) -> dict[str, dict[int, list[Member]]]:
-        found: dict[str, dict[int, list[Member]]] = defaultdict(lambda: defaultdict(list))
-        for step in sorted(self._by_step):
-            for source, entry in self._by_step[step]:
-                if entry.kind == Kind.PARAM and entry.slot in slots and not entry.call:
-                    entry = renamed(entry, self._ties) if self._ties else entry
-                    found[entry.name][source.rank].append(Member(source, entry))
-        return found
+    def _named(self, entry: Entry) -> Entry:
+        """Return an entry under the name that both runs have of its parameter."""
+        return renamed(entry, self._ties) if self._ties else entry
 
     @cached_property
     def _absent(self) -> frozenset[str]:
@@ -416,22 +387,6 @@ class Catalog:
                     Item(first.source, first.entry, part, entry.call, cell),
                     Item(member.source, entry, part, entry.call, cell),
                 )
-
-
-def _last_before(step: int, members: Sequence[Member]) -> Member | None:
-    """Return what a rank had of a parameter when a step began."""
-    known = [m for m in members if m.entry.step < step or (m.entry.step, m.entry.slot) == (step, "start")]
-    return max(known, key=lambda m: (m.entry.step, m.entry.event), default=None)
-
-
-def _last_copy(step: int, members: Sequence[Member]) -> Member | None:
-    """Return what a rank's modules had of a parameter in the passes of a step."""
-    return max((m for m in members if m.entry.step <= step), key=lambda m: m.entry.event, default=None)
-
-
-def _age(entry: Entry) -> int:
-    """Return of which update a value is: one recorded when a step began is of the step before."""
-    return entry.step - 1 if entry.slot == "start" else entry.step
 
 
 def _is_given(producer: tuple[Slot, Part | None] | None) -> bool:
