@@ -11,30 +11,23 @@ from msgspec.structs import replace as with_fields
 
 from tensortrace.diff.catalog import Item, Part
 from tensortrace.diff.extent import Extent
-from tensortrace.diff.logical import Source
 from tensortrace.diff.pairing import Pairing
+from tensortrace.diff.rearranged import Rearranged
 from tensortrace.tracer.types import Entry
 
 Side = dict[Part, Item]
 
 
 @dataclass(frozen=True)
-class Arranged:
+class Arranged(Rearranged):
     """Stands in the place of who holds a tensor, and gives its rows before its positions.
 
     ``turned``: positions come first in it. ``apart``: they are flattened in it, and are not in what it gives.
     """
 
-    source: Source
-    entry: Entry
     extent: Extent
     turned: bool
     apart: bool
-
-    @property
-    def rank(self) -> int:
-        """The global rank, the lowest of several."""
-        return self.source.rank
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,10 +41,6 @@ class Arranged:
     def _is_flat(self) -> bool:
         return self.entry.local_shape[:2] != (self.extent.positions, self.extent.rows)
 
-    def stored(self, entry: Entry) -> bool:
-        """Tell whether the tensor's bytes are there."""
-        return self.source.stored(self.entry)
-
     def read(self, entry: Entry) -> np.ndarray:
         """Return the tensor with its rows first."""
         values, (rows, positions, *_) = self.source.read(self.entry), self.extent
@@ -60,11 +49,6 @@ class Arranged:
             values = values.reshape(*first, *values.shape[1:])
         values = np.swapaxes(values, 0, 1) if self.turned else values
         return np.ascontiguousarray(values).reshape(self.shape)
-
-    def blocks(self, entry: Entry, most: int, only: int | None = None) -> Iterator[np.ndarray]:
-        """Yield the tensor as one block."""
-        if not only:
-            yield self.read(entry)
 
 
 def readings(a: Side, b: Side, pairing: Pairing) -> Iterator[tuple[Side, Side, Pairing]]:

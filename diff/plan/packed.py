@@ -6,7 +6,6 @@ batch, and of what says how it is packed the rows' lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +13,8 @@ from msgspec.structs import replace as with_fields
 
 from tensortrace.diff.assemble import NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
-from tensortrace.diff.logical import Source
 from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.diff.rearranged import Rearranged
 from tensortrace.tracer.types import Entry, Kind
 
 _DATA, _SIZES, _ORDERS = "data", "batch_sizes", ("sorted_indices", "unsorted_indices")
@@ -24,31 +23,20 @@ Items = tuple[Item, ...]
 
 
 @dataclass(frozen=True)
-class Unpacked:
+class Unpacked(Rearranged):
     """Stands in the place of who holds a packed tensor, and gives its rows [rows, longest, …], padded with 0.
 
     ``sizes`` are the rows that each position has, ``place`` where each row lies among those sorted by length.
     """
 
-    source: Source
-    entry: Entry
     sizes: np.ndarray
     place: np.ndarray
     longest: int
 
     @property
-    def rank(self) -> int:
-        """The global rank, the lowest of several."""
-        return self.source.rank
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of what it gives."""
         return (len(self.place), self.longest, *self.entry.local_shape[1:])
-
-    def stored(self, entry: Entry) -> bool:
-        """Tell whether the tensor's bytes are there."""
-        return self.source.stored(self.entry)
 
     def read(self, entry: Entry) -> np.ndarray:
         """Return the tensor with its rows first."""
@@ -60,11 +48,6 @@ class Unpacked:
             begin += size
         in_order: np.ndarray = rows[self.place]
         return in_order
-
-    def blocks(self, entry: Entry, most: int, only: int | None = None) -> Iterator[np.ndarray]:
-        """Yield the tensor as one block."""
-        if not only:
-            yield self.read(entry)
 
 
 @dataclass(frozen=True)
