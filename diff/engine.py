@@ -22,6 +22,7 @@ from tensortrace.diff.execute import Execution
 from tensortrace.diff.expect.ledger import Ledger
 from tensortrace.diff.expect.rules import read_rules
 from tensortrace.diff.floors import Floor, floor_notes, floor_of
+from tensortrace.diff.kinds import STATES
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPair, StepPlan
 from tensortrace.diff.plan.flat import relate_flat
@@ -333,9 +334,7 @@ def _just_before(catalog: Catalog, step: int, state: StepView) -> StepView:
 
 def _carried(before: StepView, view: StepView) -> StepView:
     """Return a step's state with what it did not record again taken from the step before it."""
-    kept = {
-        s: i for s, i in before.items.items() if s.kind in (Kind.BUFFER, Kind.PARAM, Kind.OPTIMIZER_STATE)
-    }
+    kept = {s: i for s, i in before.items.items() if s.kind in STATES}
     kept = {s: i for s, i in kept.items() if s.slot != "start"}
     return StepView(view.step, kept | dict(view.items), view.parts, view.by_event)
 

@@ -25,10 +25,11 @@ from tensortrace.diff.expect.rules import Rule
 from tensortrace.diff.floors import Floor
 from tensortrace.diff.holders import compute_eps, disagree, disagreement, stored_eps, without_layout
 from tensortrace.diff.inherit import Known
+from tensortrace.diff.kinds import GRADIENTS, PASSES, STATES
 from tensortrace.diff.levels import lacking, most_unseen, refuted, same_digests
 from tensortrace.diff.logical import Unkept, Unplaceable
 from tensortrace.diff.outcome import Outcome
-from tensortrace.diff.overflow import OF_GRADIENTS, where_finite
+from tensortrace.diff.overflow import where_finite
 from tensortrace.diff.plan.comparison import (
     Comparison,
     OneSided,
@@ -52,9 +53,6 @@ from tensortrace.diff.tolerance import (
     own_error,
 )
 from tensortrace.tracer.types import Kind
-
-_STATE = frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.BUFFER})
-_PASS_KINDS = frozenset({Kind.ACTIVATION, Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
 
 BLIND = 2.0
 """Times what round-off allows from which on a gradient is held against its own run's rung before as well."""
@@ -121,7 +119,7 @@ class Execution:
             elif entry.slot.phase == "eval" and is_late(entry, pair):
                 self.graph.add_late(node)
             work[node] = entry
-        self.states.update({node.slot: node for node in work if node.slot.kind in _STATE})
+        self.states.update({node.slot: node for node in work if node.slot.kind in STATES})
         eps = max(compute_eps(pair.a), compute_eps(pair.b))
         order = [node for node in self.graph.ordered(plan.step) if node in work and node not in self.errors]
         loaded = [e for node in order if isinstance(e := work[node], Comparison) and is_loaded(e)]
@@ -147,7 +145,7 @@ class Execution:
     def _before(self, previous: int, microbatch: int | None, slot: Slot) -> Node:
         """Return the node of the step before; of a state that it left alone, that of the last change."""
         node = Node(previous, microbatch, slot)
-        return self.states.get(slot, node) if slot.kind in _STATE and node not in self.graph else node
+        return self.states.get(slot, node) if slot.kind in STATES and node not in self.graph else node
 
     def _execute(self, node: Node, entry: Comparison | OneSided, pair: StepPair, eps: float) -> None:
         rule = self.ledger.rule_of(node.step, entry)
@@ -179,7 +177,7 @@ class Execution:
         if reason := lacking(entry):
             self._without_values(node, entry, pair, eps, reason)
             return
-        overflowed = entry.slot.kind in OF_GRADIENTS and pair.overflowed
+        overflowed = entry.slot.kind in GRADIENTS and pair.overflowed
         try:
             loaded = self.ahead.take(entry)
             self._compare(node, entry, where_finite(loaded) if overflowed else loaded, pair, eps, rule)
@@ -399,10 +397,10 @@ class Execution:
         if entry.eps and (entry.slot.slot == "weight" or self.known.has_values(node)):
             return entry.eps
         eps = coarser_eps((*entry.items_a, *entry.items_b))
-        if entry.slot.kind in _PASS_KINDS and eps:
+        if entry.slot.kind in PASSES and eps:
             return max(run_eps, eps)
         if entry.slot.kind == Kind.CLIPPED_GRAD:
-            if not any(p.slot.kind in OF_GRADIENTS for p in self.graph.parents(node)):
+            if not any(p.slot.kind in GRADIENTS for p in self.graph.parents(node)):
                 return max(run_eps, eps)  # of a copy that no module owns, cast from gradients of the model
             return max(eps, EPS["float32"])  # scalars are kept in float64, computed in the gradients' dtype
         return eps

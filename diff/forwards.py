@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from tensortrace.diff.kinds import RUNGS
 from tensortrace.tracer.types import ROOT, STAGE, Entry, Kind
 
 _FORWARD = frozenset({Kind.INPUT, Kind.ACTIVATION})
-_LATER = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
 
 Held = Sequence[tuple[int, Entry]]
 """Entries of one step of a run, with their rank, in the order in which each rank recorded them."""
@@ -128,7 +128,7 @@ def _of_rank(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _as_pass(entry: Entry, number: int, begin: int) -> Entry:
-    call = entry.call if entry.kind in _LATER else entry.call - begin
+    call = entry.call if entry.kind in RUNGS else entry.call - begin
     return replace(entry, microbatch=number, call=call)
 
 
@@ -158,7 +158,7 @@ def _pass_of_each(entries: Sequence[Entry]) -> Iterator[int | None]:
             continue
         key = (_key(entry), entry.call, entry.microbatch)
         forward = entry.kind in _FORWARD or (entry.kind is Kind.LOSS and entry.slot == "sum")
-        if entry.kind in _LATER:
+        if entry.kind in RUNGS:
             number = max(passes.of_old(entry.microbatch))
         elif forward and not entry.recompute:
             number = known[key] = passes.at(entry.event)

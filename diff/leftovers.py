@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tensortrace.diff.execute import Execution
+from tensortrace.diff.kinds import RUNGS
 from tensortrace.diff.outcome import Outcome
 from tensortrace.tracer.types import Kind
 
 OVERWRITTEN = "gradients left over between steps differ and are overwritten: nothing comes of them"
-_CONSUMED = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
 
 
 def is_overwritten(outcome: Outcome, execution: Execution) -> bool:
@@ -21,6 +21,6 @@ def is_overwritten(outcome: Outcome, execution: Execution) -> bool:
     later = [
         error
         for node, error in execution.errors.items()
-        if (node.step, node.slot.name) == (step, slot.name) and node.slot.kind in _CONSUMED
+        if (node.step, node.slot.name) == (step, slot.name) and node.slot.kind in RUNGS
     ]
     return bool(later) and not any(error.diverges for error in later)

@@ -17,11 +17,6 @@ from tensortrace.diff.catalog import StepView
 from tensortrace.diff.stream import Readable, Streamed
 from tensortrace.tracer.types import Kind
 
-OF_GRADIENTS = frozenset(
-    {Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD}
-)
-"""The kinds in which a loss scale can overflow."""
-
 
 def both_skipped(a: StepView, b: StepView) -> bool:
     """Tell whether an update was skipped, by the same optimizers on all ranks of both runs."""

@@ -18,14 +18,11 @@ from tensortrace.diff.catalog import Item, Part, Slot
 from tensortrace.diff.causality import Node
 from tensortrace.diff.compare import EPS, measure_blocks
 from tensortrace.diff.execute import Execution
+from tensortrace.diff.kinds import GRADIENTS
 from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.plan.comparison import Comparison, StepPair, coarser_eps
 from tensortrace.diff.tolerance import Error, Measured, judge_model, measure_peak
 from tensortrace.tracer.types import Kind
-
-GRADIENTS = frozenset(
-    {Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD}
-)
 
 UNKNOWN_TERMS = 64.0
 """Units of round-off allowed where no recorded loss tells how great the terms are that a value sums."""

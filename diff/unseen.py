@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
 from tensortrace.diff.execute import Execution
+from tensortrace.diff.kinds import PASSES, STATES
 from tensortrace.diff.logical import NOT_STORED
 from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.plan.samples import ROWS
@@ -33,8 +34,6 @@ _NEEDS: dict[Kind, tuple[_Chain, ...]] = {
 """What a boundary of a kind is computed from within a step: of each chain the nearest that was compared tells
 for the rest of it."""
 
-_PASSES = frozenset({Kind.ACTIVATION, Kind.LOSS, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})
-_STATE = frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE, Kind.BUFFER})
 _SHOWN = 4
 
 
@@ -79,7 +78,7 @@ def unrecorded(outcome: Outcome, execution: Execution, a: Catalog, b: Catalog) -
         return False
     lost = _not_compared(execution)
     known = [(p.slot.kind, lost[p]) for p in execution.graph.parents(node) if p in lost]
-    if any(kind in _STATE or reason.startswith(NOT_STORED) for kind, reason in known):
+    if any(kind in STATES or reason.startswith(NOT_STORED) for kind, reason in known):
         return True
     deselected = (
         _of_kinds(node, execution, a, b),
@@ -134,7 +133,7 @@ def _of_steps(outcome: Outcome, a: Catalog, b: Catalog) -> Iterator[_Found]:
     names = [*known_parameters(a), *(n for n in known_parameters(b) if n not in known_parameters(a))]
     if node.slot.kind == Kind.ACTIVATION and node.slot.slot.startswith("out"):
         names = [n for n in names if (n.rpartition(".")[0] or ROOT) == node.slot.name]
-    elif node.slot.kind in _STATE:
+    elif node.slot.kind in STATES:
         names = [node.slot.name]
     else:
         return
@@ -145,7 +144,7 @@ def _of_steps(outcome: Outcome, a: Catalog, b: Catalog) -> Iterator[_Found]:
 
 def _of_names(node: Node, execution: Execution, a: Catalog, b: Catalog) -> Iterator[_Found]:
     """Yield modules around the boundary that --include or --exclude left out of a recording."""
-    if node.slot.kind not in _PASSES or node.slot.slot == "weight":
+    if node.slot.kind not in PASSES or node.slot.slot == "weight":
         return
     for side, catalog in (("a", a), ("b", b)):
         promise = promise_of(catalog)
@@ -195,7 +194,7 @@ def _modules_left_out(
         return []
     if not left_out:
         return None
-    near = [p.slot.name for p in execution.graph.parents(node) if p.slot.kind in _PASSES]
+    near = [p.slot.name for p in execution.graph.parents(node) if p.slot.kind in PASSES]
     places = sorted(i for n in (node.slot.name, *near) for i in _places(n, owners))
     between = left_out
     if near and len(places) > 1:
@@ -209,7 +208,7 @@ def _places(module: str, owners: Sequence[str]) -> list[int]:
 
 
 def _nearest(node: Node, execution: Execution) -> str:
-    near = [p.slot for p in execution.graph.parents(node) if p.slot.kind in _PASSES and p.slot != ROWS]
+    near = [p.slot for p in execution.graph.parents(node) if p.slot.kind in PASSES and p.slot != ROWS]
     agreeing = [s for s in dict.fromkeys(near)][:_SHOWN]
     return (
         f"; nearest that was: {', '.join(f'{s.kind} {s.name} {s.slot}' for s in agreeing)}"

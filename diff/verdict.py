@@ -15,6 +15,7 @@ from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
 from tensortrace.diff.declared import Settled, downstream, expectations, settle
 from tensortrace.diff.execute import Execution
+from tensortrace.diff.kinds import GRADIENTS
 from tensortrace.diff.levels import RECORD_IN_FULL, RECORD_THERE, levels_told
 from tensortrace.diff.localise import localise
 from tensortrace.diff.logical import NO_LAYOUT, NOT_STORED
@@ -38,7 +39,7 @@ from tensortrace.diff.result import (
     Verdict,
     Where,
 )
-from tensortrace.diff.roots import GRADIENTS, loss_first, objective
+from tensortrace.diff.roots import loss_first, objective
 from tensortrace.diff.uncalled import uncalled
 from tensortrace.diff.unseen import Unseen, unseen
 from tensortrace.tracer.layout import MANIFEST
@@ -381,13 +382,10 @@ def _counts(node: Node, entry: OneSided, a: Catalog, b: Catalog) -> bool:
     return entry.counts and lacking.promised(node.slot.kind, node.slot.name, node.step)
 
 
-_GRADIENTS = frozenset({Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
-
-
 def _needs_met(node: Node, a: Catalog, b: Catalog, offset: int) -> bool:
     """Tell whether both runs promised what bringing a boundary to one order and scale takes."""
     needs = {node.slot.kind, Kind.INPUT}
-    if node.slot.kind in _GRADIENTS | {Kind.ACTIVATION_GRAD} or node.slot.slot == "weight":
+    if node.slot.kind in GRADIENTS or node.slot.slot == "weight":
         needs |= {Kind.LOSS, Kind.LOCAL_GRAD, Kind.CLIPPED_GRAD}
     return all(
         c.promised(k, node.slot.name, s) for k in needs for c, s in ((a, node.step), (b, node.step - offset))

@@ -14,12 +14,12 @@ from tensortrace.diff.causes.holders import local_of_copies
 from tensortrace.diff.causes.values import SHARPER, rounded_to
 from tensortrace.diff.compare import EPS
 from tensortrace.diff.gradients import CLIP
+from tensortrace.diff.kinds import RUNGS
 from tensortrace.diff.logical import Member, Together
 from tensortrace.diff.plan.comparison import Comparison, replica
 from tensortrace.diff.window import Window
 from tensortrace.tracer.types import Kind
 
-_RUNGS = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
 _Group = tuple[int, ...]
 
 MOST_ELEMENTS = 1 << 22
@@ -29,7 +29,7 @@ MOST_ELEMENTS = 1 << 22
 def wrong_group(case: Case) -> Sequence[Proposal]:
     """Propose that a gradient was reduced over groups of ranks that are too small."""
     slot = case.origin.node.slot
-    if slot.kind not in _RUNGS or slot.name == CLIP:
+    if slot.kind not in RUNGS or slot.name == CLIP:
         return ()
     gradients, name = case.pair.gradients_b, slot.name
     rung = gradients.rung_copies(slot.kind, name) if slot.kind != Kind.CLIPPED_GRAD else ()
@@ -153,7 +153,7 @@ def _tied(case: Case, name: str) -> tuple[str, ...]:
 def reduce_dtype(case: Case) -> Iterator[Proposal]:
     """Propose that ranks' gradients were rounded to a lower precision before they were added up."""
     slot, loaded = case.origin.node.slot, case.origin.assembled
-    if slot.kind not in _RUNGS or slot.name == CLIP or loaded is None:
+    if slot.kind not in RUNGS or slot.name == CLIP or loaded is None:
         return
     gradients = case.pair.gradients_b
     local = [_some(value) for _, value in sorted(gradients.local(slot.name).items())]

@@ -11,13 +11,13 @@ from tensortrace.diff.catalog import Item
 from tensortrace.diff.causes.case import Case, Proposal
 from tensortrace.diff.causes.holders import local_of_copies
 from tensortrace.diff.gradients import Gradients
+from tensortrace.diff.kinds import RUNGS
 from tensortrace.diff.plan.clips import final_events
 from tensortrace.tracer.types import Kind
 
 _MOST_ELEMENTS = 1 << 24
 """Of more gradients at once none are looked at: all of them are held."""
 
-_RUNGS = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
 _WORDS = {
     "clipped": ("clips", "by the norm of its own gradient"),
     "consumed": ("updates", "with its own gradient"),
@@ -31,7 +31,7 @@ def other_order(case: Case) -> Iterator[Proposal]:
     Events of one parameter on one rank are compared: parameters may overtake each other, as buckets do. What
     b's own gradients give in its own order must be what its optimizer consumed.
     """
-    if case.origin.node.slot.kind not in _RUNGS:
+    if case.origin.node.slot.kind not in RUNGS:
         return
     gradients_a, gradients_b = case.pair.gradients_a, case.pair.gradients_b
     names = [n for n in gradients_b.names if gradients_a.consumed(n) and gradients_b.consumed(n)]

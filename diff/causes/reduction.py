@@ -12,12 +12,11 @@ from tensortrace.diff.causes.holders import local_of_copies
 from tensortrace.diff.causes.tied import uses_of
 from tensortrace.diff.gradients import CLIP
 from tensortrace.diff.holders import odd_of
+from tensortrace.diff.kinds import RUNGS
 from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.plan.comparison import Comparison, replica
 from tensortrace.diff.replicas import values_of
 from tensortrace.tracer.types import INIT_STEP, Kind
-
-_RUNGS = frozenset({Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
 
 
 def not_zeroed(case: Case) -> Sequence[Proposal]:
@@ -54,7 +53,7 @@ def not_zeroed(case: Case) -> Sequence[Proposal]:
 
 def missing(case: Case) -> Sequence[Proposal]:
     """Propose that gradients are not reduced across ranks: each rank goes on with its own."""
-    if case.origin.node.slot.kind not in _RUNGS or case.origin.node.slot.name == CLIP:
+    if case.origin.node.slot.kind not in RUNGS or case.origin.node.slot.name == CLIP:
         return ()
     names = [o.node.slot.name for o in case.siblings if _unlike(o)]
     gradients = case.pair.gradients_b
@@ -150,7 +149,7 @@ def _last_reductions(case: Case, name: str) -> list[Item]:
 def early(case: Case) -> Sequence[Proposal]:
     """Propose that b reduces before the window's last backward, so that ranks keep the rest."""
     slot = case.origin.node.slot
-    if slot.kind not in _RUNGS or slot.name == CLIP or case.microbatches_b < 2:
+    if slot.kind not in RUNGS or slot.name == CLIP or case.microbatches_b < 2:
         return ()
     gradients, moments = case.pair.gradients_b, set()
     held: list[np.ndarray] = []
@@ -186,7 +185,7 @@ def _factor(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> float:
 def dropped_microbatch(case: Case) -> Sequence[Proposal]:
     """Propose that the gradient holds only some of the window's microbatches."""
     slot = case.origin.node.slot
-    if slot.kind not in _RUNGS or slot.name == CLIP or case.microbatches_b < 2 or not case.arrays:
+    if slot.kind not in RUNGS or slot.name == CLIP or case.microbatches_b < 2 or not case.arrays:
         return ()
     outcomes = [o for o in case.siblings if o.assembled is not None]
     parts = [case.pair.gradients_b.by_microbatch(o.node.slot.name) for o in outcomes]

@@ -14,6 +14,7 @@ import numpy as np
 
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import Sides
+from tensortrace.diff.kinds import RUNGS
 from tensortrace.diff.masters import spacing
 from tensortrace.diff.plan.clips import window_slot
 from tensortrace.diff.plan.comparison import StepPair, StepPlan, coarser_eps, replica
@@ -27,8 +28,6 @@ _MOST = 1 << 28
 
 _CANDIDATES = 4096
 """Places at which a slice may begin that are tried."""
-
-_RUNGS = (Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD)
 
 
 def relate_flat(pair: StepPair, plan: StepPlan) -> None:
@@ -50,7 +49,7 @@ def relate_flat(pair: StepPair, plan: StepPlan) -> None:
     before = tuple((None, window_slot(Kind.PARAM, name, "model")) for name in sorted(flat))
     for number, entry in enumerate(plan.comparisons):
         slot = entry.slot
-        if slot.kind in _RUNGS and slot.name in flat and slot.slot == "grad":
+        if slot.kind in RUNGS and slot.name in flat and slot.slot == "grad":
             related = replace(entry, parents=(*entry.parents, *gradients), eps=max(entry.eps, eps))
         elif slot.kind == Kind.PARAM and slot.slot == "start" and slot.name in slices:
             own = _slicing_error(slot, flat, pair)

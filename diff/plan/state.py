@@ -9,6 +9,7 @@ from functools import partial
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import is_exact
+from tensortrace.diff.kinds import STATES
 from tensortrace.diff.masters import COPIED, COPY
 from tensortrace.diff.plan.clips import window_slot
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, replica
@@ -22,21 +23,20 @@ from tensortrace.tracer.types import ROOT, Kind
 
 BY_ITSELF = "the other run updates its parameters itself: no optimizer is seen, nor its last update"
 OWN_LOSS = "it is the loss that each rank's closure returned: of its own part of the batch"
-_STATE = (Kind.OPTIMIZER_STATE, Kind.PARAM, Kind.BUFFER)
 
 
 def plan_state(pair: StepPair, plan: StepPlan) -> None:
     """Add the comparisons of one step's schedule, optimizer state, parameters and buffers."""
     _plan_schedule(pair, plan)
     for slot in dict.fromkeys((*pair.a.items, *pair.b.items)):
-        if slot.kind in _STATE:
+        if slot.kind in STATES:
             _plan_slot(slot, pair, plan)
 
 
 def plan_init(a: StepView, b: StepView, plan: StepPlan) -> None:
     """Add the comparisons of the state before the first step."""
     for slot in dict.fromkeys((*a.items, *b.items)):
-        if slot.kind not in _STATE:
+        if slot.kind not in STATES:
             continue
         x, y = a.items.get(slot, ()), b.items.get(slot, ())
         if slot.kind == Kind.PARAM and slot.slot == COPY:
