@@ -37,11 +37,6 @@ class Cells:
         """Tell whether ranks along a mesh's axis hold different samples."""
         return (mesh, axis) not in self.joined
 
-    @property
-    def trivial(self) -> bool:
-        """Tell whether every rank is a cell of its own."""
-        return all(rank == cell for rank, cell in self.of.items())
-
 
 def find_cells(
     ranks: Iterable[int],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from tensortrace.diff.catalog import Catalog, Item
 from tensortrace.diff.logical import NOT_STORED
@@ -95,8 +94,3 @@ def refuted(entry: Comparison) -> Metrics | None:
         elements=count, equal=False, rel_l2=least / norms[0] if norms[0] else math.inf if least else 0.0,
         abs_l2=least, norm_a=norms[0], norm_b=norms[1],
     )  # fmt: skip
-
-
-def unstored(items: Sequence[Item]) -> bool:
-    """Tell whether any of the tensors was recorded without its values."""
-    return any(item.bare for item in items)
