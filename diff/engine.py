@@ -22,6 +22,7 @@ from tensortrace.diff.execute import Execution
 from tensortrace.diff.expect.ledger import Ledger
 from tensortrace.diff.expect.rules import read_rules
 from tensortrace.diff.floors import Floor, floor_notes, floor_of
+from tensortrace.diff.judging import Judge
 from tensortrace.diff.kinds import STATES
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPair, StepPlan
@@ -90,7 +91,8 @@ def compare(
         trace_a, notes_a = laid_out(opened_a, options.layout_a)
         trace_b, notes_b = laid_out(opened_b, options.layout_b)
         floors, of_floors = _floors(trace_a, options)
-        execution = Execution(exact=options.policy == "exact", floors=floors, ledger=Ledger(rules))
+        judge = Judge(exact=options.policy == "exact", floors=floors)
+        execution = Execution(judge, ledger=Ledger(rules))
         if options.jobs > 1:
             execution.workers = options.jobs - 1
             execution.executor = executor or stack.enter_context(ThreadPoolExecutor(execution.workers))

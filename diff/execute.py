@@ -4,65 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 from msgspec.structs import replace
 
 from tensortrace.diff.ahead import Ahead, is_equal, is_loaded
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Slot
 from tensortrace.diff.causality import Graph, Node
-from tensortrace.diff.coherence import measure_coherence
-from tensortrace.diff.compare import EPS, describe, measure_blocks
-from tensortrace.diff.estimating import measure_loaded, measured_estimates
+from tensortrace.diff.compare import describe
+from tensortrace.diff.estimating import measure_loaded
 from tensortrace.diff.expect.ledger import Ledger, judge_declared
 from tensortrace.diff.expect.rules import Rule
-from tensortrace.diff.floors import Floor
-from tensortrace.diff.holders import compute_eps, disagree, disagreement, stored_eps, without_layout
+from tensortrace.diff.holders import compute_eps, disagree, disagreement, without_layout
 from tensortrace.diff.inherit import Known
-from tensortrace.diff.kinds import GRADIENTS, PASSES, STATES
+from tensortrace.diff.judging import Judge
+from tensortrace.diff.kinds import GRADIENTS, STATES
 from tensortrace.diff.levels import lacking, most_unseen, refuted, same_digests
-from tensortrace.diff.logical import Unkept, Unplaceable
+from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.overflow import where_finite
-from tensortrace.diff.plan.comparison import (
-    Comparison,
-    OneSided,
-    StepPair,
-    StepPlan,
-    coarser_eps,
-    is_early,
-    is_late,
-)
-from tensortrace.diff.plan.steps import judge_update
-from tensortrace.diff.quick import Given, far_inside
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, is_early, is_late
 from tensortrace.diff.result import Judgement, Metrics
-from tensortrace.diff.silent import without_shift
 from tensortrace.diff.stream import Streamed, block_of
-from tensortrace.diff.tolerance import (
-    Error,
-    Measured,
-    judge_exact,
-    judge_model,
-    measure_peak,
-    own_error,
-)
+from tensortrace.diff.tolerance import Error, Measured, judge_exact, judge_model, measure_peak
 from tensortrace.tracer.types import Kind
 
-BLIND = 2.0
-"""Times what round-off allows from which on a gradient is held against its own run's rung before as well."""
-
-SHIFTED = 4.0
-"""Times what it inherits by which a boundary may be shifted: scores are smaller than what they sum."""
-
 _INHERITED = "what it was computed from was not recorded: differences up to"
-
-Floors = Mapping[Node, Floor]
 
 
 @dataclass
@@ -73,9 +44,7 @@ class Execution:
     ``unrecorded`` tells whether what a boundary was computed from was not recorded.
     """
 
-    exact: bool = False
-    floors: Floors = field(default_factory=dict)
-    known: Known = field(default_factory=Known)
+    judge: Judge = field(default_factory=Judge)
     outcomes: list[Outcome] = field(default_factory=list)
     not_comparable: list[tuple[Node, str]] = field(default_factory=list)
     compared: dict[str, int] = field(default_factory=dict)
@@ -90,6 +59,11 @@ class Execution:
     executor: Executor | None = None
     workers: int = 0
     ahead: Ahead = field(default_factory=lambda: Ahead(None, 0, ()))
+
+    @property
+    def known(self) -> Known:
+        """What is known of the boundaries compared so far."""
+        return self.judge.known
 
     @property
     def graph(self) -> Graph:
@@ -154,8 +128,7 @@ class Execution:
                 self._tell_declared(node, entry, rule, pair, entry.reason)
             elif entry.diverges:
                 role = self._role(node, own=entry.own)
-                self._tell(Outcome(node, entry, role, None, None, entry.reason, None, pair))
-                self.errors[node] = Error(math.inf, math.inf, diverges=True)
+                self._tell_unbounded(Outcome(node, entry, role, None, None, entry.reason, None, pair))
             else:
                 self.gaps.append((node, entry))
                 self.known.note_unjudged(node)
@@ -203,11 +176,12 @@ class Execution:
             return
         self.not_comparable.append((node, reason))
         self.known.note_unjudged(node)
-        metrics, eps = refuted(entry), self._eps(node, entry, run_eps)
-        if metrics is None or not eps or self.exact:
+        metrics, eps = refuted(entry), self.judge.eps(node, entry, run_eps)
+        if metrics is None or not eps or self.judge.exact:
             return
         measured = Measured(metrics, 0.0, max(self.known.terms(node, entry, (), pair), entry.terms))
-        judgement = judge_model(measured, eps, self.known.of_parents(node), noise=self._noise(node, entry))
+        noise = self.judge.noise(node, entry)
+        judgement = judge_model(measured, eps, self.known.of_parents(node), noise=noise)
         outcome = Outcome(node, entry, self._role(node, own=False), metrics, judgement, "", pair=pair)
         unseen = measured.error <= most_unseen(node.step, eps) and self.unrecorded(outcome)
         if judgement.ratio <= 1 or unseen:
@@ -215,17 +189,15 @@ class Execution:
         self.not_comparable.pop()
         self._count(node, equal=False)
         self.judged.append((node, judgement))
-        self.errors[node] = Error(math.inf, math.inf, diverges=True)
         text = f"at least, by its statistics alone: {describe(metrics, judgement)}"
-        self._tell(dataclasses.replace(outcome, text=text))
+        self._tell_unbounded(dataclasses.replace(outcome, text=text))
 
     def _tell_declared(
         self, node: Node, entry: Comparison | OneSided, rule: Rule, pair: StepPair, text: str
     ) -> None:
         """Tell a declared difference of which no number is known: what one run alone has, or other shapes."""
         self.ledger.tally(rule).declared += 1
-        self._tell(Outcome(node, entry, "declared", None, None, text, None, pair, rule=rule))
-        self.errors[node] = Error(math.inf, math.inf, diverges=True)
+        self._tell_unbounded(Outcome(node, entry, "declared", None, None, text, None, pair, rule=rule))
 
     def _tell_disagreement(
         self, node: Node, entry: Comparison, pair: StepPair, side: Literal["a", "b"]
@@ -234,8 +206,8 @@ class Execution:
         judgement = judge_exact(Metrics(elements=0, equal=False, rel_l2=math.inf))
         role = self._role(node, own=False)
         own = odd if side == "b" else ()
-        self._tell(Outcome(node, entry, role, None, judgement, text, None, pair, own, disagrees=side))
-        self.errors[node] = Error(math.inf, math.inf, diverges=True)
+        told = Outcome(node, entry, role, None, judgement, text, None, pair, own, disagrees=side)
+        self._tell_unbounded(told)
 
     def _count(self, node: Node, *, equal: bool) -> None:
         self.compared[node.slot.kind] = self.compared.get(node.slot.kind, 0) + 1
@@ -248,12 +220,8 @@ class Execution:
         if loaded.a.shape != loaded.b.shape:
             shapes = f"{list(loaded.a.shape)} in a, {list(loaded.b.shape)} in b"
             raise NotComparable(f"global shapes differ: {shapes}")
-        eps = self._eps(node, entry, run_eps)
-        terms = max(self.known.terms(node, entry, loaded.shape, pair), entry.terms)
-        spacing, exact = max(eps, stored_eps(entry)), entry.exact or self.exact or not eps
-        given = Given(eps, spacing, terms, self._noise(node, entry), self.floors.get(node))
-        quick = None if exact else far_inside(node, loaded, self.known, given)
-        measured = quick or self._exactly(node, entry, loaded, given)
+        eps = self.judge.eps(node, entry, run_eps)
+        measured, quick = self.judge.measure(node, entry, loaded, pair, eps)
         metrics = measured.metrics
         self._count(node, equal=metrics.equal)
         noted = measured
@@ -263,22 +231,22 @@ class Execution:
         self.known.note(node, noted, loaded)
         if node.slot.kind == Kind.LOCAL_GRAD and node.slot.slot == "grad":
             self.known.note_gradient(node, measured, loaded, eps)
-        judgement, origin = self._judge(node, entry, measured, eps, pair)
+        judgement, origin = self.judge.judge(node, entry, measured, eps, pair)
         seen = entry.rung if not metrics.estimated else None
-        broken = seen() if seen and self._is_blind(node, judgement, measured, eps) else None
+        broken = seen() if seen and self.judge.is_blind(node, judgement, measured, eps) else None
         if broken is not None:
             loaded, metrics, judgement, origin = broken.loaded, broken.metrics, broken.judgement, "own"
-        if origin == "unknown" and not entry.exact and not self.exact:
-            judgement = self._but_for_silent(node, entry, loaded, measured, judgement, eps)
+        if origin == "unknown" and not entry.exact and not self.judge.exact:
+            judgement = self.judge.but_for_silent(node, entry, loaded, measured, judgement, eps)
         if judgement.ratio > 1 and origin == "unknown" and entry.quiet and isinstance(loaded, Assembled):
-            judgement = self._without_noise(node, entry, loaded, eps) or judgement
+            judgement = self.judge.without_noise(node, entry, loaded, eps) or judgement
         self.judged.append((node, judgement))
         if judgement.ratio <= 1:
             return
         error = self.errors[node]
         rel = math.inf if entry.exact else error.rel  # how far ids or settings are apart bounds nothing
         self.errors[node] = dataclasses.replace(error, rel=rel, diverges=True).as_factor()
-        if quick is not None and broken is None:
+        if quick and broken is None:
             metrics = measure_loaded(loaded, eps)  # to be told, extremes included
         role = self._role(node, own=origin == "own")
         bounded = origin == "inputs" or (bool(eps) and self.known.is_bounded(node))
@@ -287,7 +255,8 @@ class Execution:
         text = describe(metrics, judgement) + (f"; beside {broken.against}" if broken else "")
         if rule is not None:
             agreeing = [e for e in self.known.inherits(node, measured.size) if not e.diverges]
-            declared = judge_declared(rule, loaded, measured, eps, agreeing, noise=self._noise(node, entry))
+            noise = self.judge.noise(node, entry)
+            declared = judge_declared(rule, loaded, measured, eps, agreeing, noise=noise)
             role, judgement, text, rule = self.ledger.settle(rule, (role, judgement, text), declared)
         if role == "origin" and origin != "own" and self._may_be_inherited(node, entry, pair, measured, eps):
             self.errors[node] = error
@@ -304,15 +273,6 @@ class Execution:
             )
         )  # fmt: skip
 
-    def _is_blind(self, node: Node, judgement: Judgement, measured: Measured, eps: float) -> bool:
-        """Tell whether comparing the runs may hide a mistake: what was given differs, or noise is allowed.
-
-        A divergence of agreeing inputs needs no more, nor does an agreement to round-off.
-        """
-        if self.exact or not eps or judgement.ratio > 1:
-            return bool(eps) and not self.exact and any(e.diverges for e in self.known.of_parents(node))
-        return judgement.allowed > BLIND * own_error(eps, measured.length)
-
     def _may_be_inherited(
         self, node: Node, entry: Comparison, pair: StepPair, measured: Measured, eps: float
     ) -> bool:
@@ -323,7 +283,7 @@ class Execution:
         """
         most = most_unseen(node.step, eps)
         outcome = Outcome(node, entry, "origin", measured.metrics, None, "", pair=pair)
-        if entry.exact or self.exact or measured.error > most or not self.unrecorded(outcome):
+        if entry.exact or self.judge.exact or measured.error > most or not self.unrecorded(outcome):
             return False
         reason = f"{_INHERITED} {most:.2g} were not judged"
         self.gaps.append(
@@ -332,107 +292,12 @@ class Execution:
         self.judged[-1] = (node, replace(self.judged[-1][1], power_coherent=most, power_incoherent=most))
         return True
 
-    def _exactly(self, node: Node, entry: Comparison, loaded: Assembled | Streamed, given: Given) -> Measured:
-        metrics = measure_loaded(loaded, given.eps or EPS["float64"], exact=self.exact)
-        if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
-            same = all(np.array_equal(a, b) for a, b in loaded.blocks())
-            metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
-        return self._measured(node, loaded, metrics, given.terms, given.spacing)
-
-    def _measured(
-        self, node: Node, loaded: Assembled | Streamed, metrics: Metrics, terms: float, eps: float
-    ) -> Measured:
-        """Return everything that is measured of a pair; equal tensors need no second look."""
-        if metrics.equal:
-            return Measured(metrics, 0.0, terms)
-        if metrics.estimated:
-            return measured_estimates(metrics, terms, self.known.length(node), eps)
-        peak = measure_peak(loaded.blocks(), metrics, terms)
-        coherence = measure_coherence(loaded.shape, loaded.blocks(), metrics.projection, eps)
-        return Measured(metrics, peak, terms, self.known.length(node), coherence)
-
-    def _but_for_silent(
-        self, node: Node, entry: Comparison, loaded: Assembled | Streamed, measured: Measured,
-        whole: Judgement, eps: float,
-    ) -> Judgement:  # fmt: skip
-        """Judge as if the parameters without effect agreed; ``whole`` is the judgement of all that differs.
-
-        What lies before the point where their effect is lost differs by a shift: it is judged without.
-        """
-        effective = self.known.effective(node, measured.size)
-        if effective is None or whole.ratio > SHIFTED or not isinstance(loaded, Assembled):
-            return whole
-        agreeing = [e for e in effective if not e.diverges]
-        noise, floor = self._noise(node, entry), self.floors.get(node)
-        judgement = judge_model(measured, eps, agreeing, noise=noise, floor=floor)
-        if judgement.ratio <= 1:
-            return judgement
-        quiet = without_shift(loaded)
-        if quiet is None:
-            return whole if whole.ratio > 1 else judgement
-        metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=eps)
-        left = self._measured(node, quiet, metrics, measured.terms, eps)
-        judgement = judge_model(left, eps, agreeing, noise=noise, floor=floor)
-        if judgement.ratio <= 1:
-            self.known.note_without(node, quiet, measured)
-        return whole if judgement.ratio > 1 and whole.ratio > 1 else judgement
-
-    def _without_noise(
-        self, node: Node, entry: Comparison, loaded: Assembled, eps: float
-    ) -> Judgement | None:
-        """Judge what is left without elements that are given only round-off; None if that diverges too."""
-        quiet = None
-        with suppress(Unkept):  # of a gradient that is known by its sketch
-            quiet = entry.quiet(loaded) if entry.quiet else None
-        if quiet is None:
-            return None
-        metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=eps or EPS["float64"])
-        measured = self._measured(node, quiet, metrics, 0.0, eps)
-        judgement, _ = self._judge(node, entry, measured, eps, None)
-        return judgement if judgement.ratio <= 1 else None
-
-    def _eps(self, node: Node, entry: Comparison, run_eps: float) -> float:
-        if entry.exact:
-            return 0.0
-        if entry.eps and (entry.slot.slot == "weight" or self.known.has_values(node)):
-            return entry.eps
-        eps = coarser_eps((*entry.items_a, *entry.items_b))
-        if entry.slot.kind in PASSES and eps:
-            return max(run_eps, eps)
-        if entry.slot.kind == Kind.CLIPPED_GRAD:
-            if not any(p.slot.kind in GRADIENTS for p in self.graph.parents(node)):
-                return max(run_eps, eps)  # of a copy that no module owns, cast from gradients of the model
-            return max(eps, EPS["float32"])  # scalars are kept in float64, computed in the gradients' dtype
-        return eps
-
-    def _judge(
-        self, node: Node, entry: Comparison, measured: Measured, eps: float, pair: StepPair | None
-    ) -> tuple[Judgement, Literal["own", "inputs", "unknown"]]:
-        """Return the judgement, and where the error comes from as far as a formula can tell."""
-        derived = node.slot.slot == "weight"  # measured, so never equal in every bit
-        floor = self.floors.get(node)
-        if entry.exact or not eps or (self.exact and not derived):
-            return judge_exact(measured.metrics, floor), "unknown"
-        parents = self.known.inherits(node, measured.size)
-        agreeing = [e for e in parents if not e.diverges]
-        plain = judge_model(measured, eps, agreeing, noise=self._noise(node, entry), floor=floor)
-        own, by_formula = judge_update(entry, pair, measured.metrics, eps)
-        if own is None or not by_formula:
-            return own or plain, "unknown"
-        if own.ratio > 1:
-            return own, "own"
-        return (plain if any(e.diverges for e in parents) else own), "inputs"
-
     def _may_lead(self, rule: Rule | None) -> bool:
         """Tell whether a further origin may be the first that was not declared, or needs its cause."""
         return rule is not None or (bool(self.ledger.rules) and all(o.expected for o in self._origins()))
 
     def _origins(self) -> Iterable[Outcome]:
         return (o for o in self.outcomes if o.role != "receiver")
-
-    def _noise(self, node: Node, entry: Comparison) -> float:
-        """Return the relative error that a boundary may have beside round-off."""
-        return entry.noise + (entry.of_error * self.known.worst_activation(node) if entry.of_error else 0.0)
 
     def _beyond(self, node: Node, measured: Measured, eps: float) -> bool:
         """Tell whether a divergence exceeds what its diverging inputs may be amplified to."""
@@ -456,6 +321,11 @@ class Execution:
 
     def _tell(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
+
+    def _tell_unbounded(self, outcome: Outcome) -> None:
+        """Tell a divergence of no known size: nothing bounds what is computed from it."""
+        self._tell(outcome)
+        self.errors[outcome.node] = Error(math.inf, math.inf, diverges=True)
 
     def diverged(self, kinds: Iterable[Kind]) -> bool:
         """Tell whether any boundary of these kinds has diverged so far, and not as was declared."""

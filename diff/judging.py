@@ -1,0 +1,157 @@
+"""Measures a loaded comparison, and judges it by what is known of what it was computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from tensortrace.diff.assemble import Assembled
+from tensortrace.diff.causality import Node
+from tensortrace.diff.coherence import measure_coherence
+from tensortrace.diff.compare import EPS, measure_blocks
+from tensortrace.diff.estimating import measure_loaded, measured_estimates
+from tensortrace.diff.floors import Floor
+from tensortrace.diff.holders import stored_eps
+from tensortrace.diff.inherit import Known
+from tensortrace.diff.kinds import GRADIENTS, PASSES
+from tensortrace.diff.logical import Unkept
+from tensortrace.diff.plan.comparison import Comparison, StepPair, coarser_eps
+from tensortrace.diff.plan.steps import judge_update
+from tensortrace.diff.quick import Given, far_inside
+from tensortrace.diff.result import Judgement, Metrics
+from tensortrace.diff.silent import without_shift
+from tensortrace.diff.stream import Streamed
+from tensortrace.diff.tolerance import Measured, judge_exact, judge_model, measure_peak, own_error
+from tensortrace.tracer.types import Kind
+
+BLIND = 2.0
+"""Times what round-off allows from which on a gradient is held against its own run's rung before as well."""
+
+SHIFTED = 4.0
+"""Times what it inherits by which a boundary may be shifted: scores are smaller than what they sum."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Knows the policy, exact or not, the floors of runs of identical code, and what was compared so far."""
+
+    exact: bool = False
+    floors: Mapping[Node, Floor] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
+
+    def eps(self, node: Node, entry: Comparison, run_eps: float) -> float:
+        """Return the spacing at which a boundary was computed, 0 where it must be equal."""
+        if entry.exact:
+            return 0.0
+        if entry.eps and (entry.slot.slot == "weight" or self.known.has_values(node)):
+            return entry.eps
+        eps = coarser_eps((*entry.items_a, *entry.items_b))
+        if entry.slot.kind in PASSES and eps:
+            return max(run_eps, eps)
+        if entry.slot.kind == Kind.CLIPPED_GRAD:
+            if not any(p.slot.kind in GRADIENTS for p in self.known.graph.parents(node)):
+                return max(run_eps, eps)  # of a copy that no module owns, cast from gradients of the model
+            return max(eps, EPS["float32"])  # scalars are kept in float64, computed in the gradients' dtype
+        return eps
+
+    def noise(self, node: Node, entry: Comparison) -> float:
+        """Return the relative error that a boundary may have beside round-off."""
+        return entry.noise + (entry.of_error * self.known.worst_activation(node) if entry.of_error else 0.0)
+
+    def measure(
+        self, node: Node, entry: Comparison, loaded: Assembled | Streamed, pair: StepPair, eps: float
+    ) -> tuple[Measured, bool]:
+        """Return what is measured of a pair, and whether quickly: its extremes are left out then."""
+        terms = max(self.known.terms(node, entry, loaded.shape, pair), entry.terms)
+        spacing, exact = max(eps, stored_eps(entry)), entry.exact or self.exact or not eps
+        given = Given(eps, spacing, terms, self.noise(node, entry), self.floors.get(node))
+        quick = None if exact else far_inside(node, loaded, self.known, given)
+        return quick or self._exactly(node, entry, loaded, given), quick is not None
+
+    def _exactly(self, node: Node, entry: Comparison, loaded: Assembled | Streamed, given: Given) -> Measured:
+        metrics = measure_loaded(loaded, given.eps or EPS["float64"], exact=self.exact)
+        if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
+            same = all(np.array_equal(a, b) for a, b in loaded.blocks())
+            metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
+        return self._measured(node, loaded, metrics, given.terms, given.spacing)
+
+    def _measured(
+        self, node: Node, loaded: Assembled | Streamed, metrics: Metrics, terms: float, eps: float
+    ) -> Measured:
+        """Return everything that is measured of a pair; equal tensors need no second look."""
+        if metrics.equal:
+            return Measured(metrics, 0.0, terms)
+        if metrics.estimated:
+            return measured_estimates(metrics, terms, self.known.length(node), eps)
+        peak = measure_peak(loaded.blocks(), metrics, terms)
+        coherence = measure_coherence(loaded.shape, loaded.blocks(), metrics.projection, eps)
+        return Measured(metrics, peak, terms, self.known.length(node), coherence)
+
+    def judge(
+        self, node: Node, entry: Comparison, measured: Measured, eps: float, pair: StepPair | None
+    ) -> tuple[Judgement, Literal["own", "inputs", "unknown"]]:
+        """Return the judgement, and where the error comes from as far as a formula can tell."""
+        derived = node.slot.slot == "weight"  # measured, so never equal in every bit
+        floor = self.floors.get(node)
+        if entry.exact or not eps or (self.exact and not derived):
+            return judge_exact(measured.metrics, floor), "unknown"
+        parents = self.known.inherits(node, measured.size)
+        agreeing = [e for e in parents if not e.diverges]
+        plain = judge_model(measured, eps, agreeing, noise=self.noise(node, entry), floor=floor)
+        own, by_formula = judge_update(entry, pair, measured.metrics, eps)
+        if own is None or not by_formula:
+            return own or plain, "unknown"
+        if own.ratio > 1:
+            return own, "own"
+        return (plain if any(e.diverges for e in parents) else own), "inputs"
+
+    def is_blind(self, node: Node, judgement: Judgement, measured: Measured, eps: float) -> bool:
+        """Tell whether comparing the runs may hide a mistake: what was given differs, or noise is allowed.
+
+        A divergence of agreeing inputs needs no more, nor does an agreement to round-off.
+        """
+        if self.exact or not eps or judgement.ratio > 1:
+            return bool(eps) and not self.exact and any(e.diverges for e in self.known.of_parents(node))
+        return judgement.allowed > BLIND * own_error(eps, measured.length)
+
+    def but_for_silent(
+        self, node: Node, entry: Comparison, loaded: Assembled | Streamed, measured: Measured,
+        whole: Judgement, eps: float,
+    ) -> Judgement:  # fmt: skip
+        """Judge as if the parameters without effect agreed; ``whole`` is the judgement of all that differs.
+
+        What lies before the point where their effect is lost differs by a shift: it is judged without.
+        """
+        effective = self.known.effective(node, measured.size)
+        if effective is None or whole.ratio > SHIFTED or not isinstance(loaded, Assembled):
+            return whole
+        agreeing = [e for e in effective if not e.diverges]
+        noise, floor = self.noise(node, entry), self.floors.get(node)
+        judgement = judge_model(measured, eps, agreeing, noise=noise, floor=floor)
+        if judgement.ratio <= 1:
+            return judgement
+        quiet = without_shift(loaded)
+        if quiet is None:
+            return whole if whole.ratio > 1 else judgement
+        metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=eps)
+        left = self._measured(node, quiet, metrics, measured.terms, eps)
+        judgement = judge_model(left, eps, agreeing, noise=noise, floor=floor)
+        if judgement.ratio <= 1:
+            self.known.note_without(node, quiet, measured)
+        return whole if judgement.ratio > 1 and whole.ratio > 1 else judgement
+
+    def without_noise(self, node: Node, entry: Comparison, loaded: Assembled, eps: float) -> Judgement | None:
+        """Judge what is left without elements that are given only round-off; None if that diverges too."""
+        quiet = None
+        with suppress(Unkept):  # of a gradient that is known by its sketch
+            quiet = entry.quiet(loaded) if entry.quiet else None
+        if quiet is None:
+            return None
+        metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=eps or EPS["float64"])
+        measured = self._measured(node, quiet, metrics, 0.0, eps)
+        judgement, _ = self.judge(node, entry, measured, eps, None)
+        return judgement if judgement.ratio <= 1 else None
