@@ -25,9 +25,10 @@ from tensortrace.diff.floors import Floor, floor_notes, floor_of
 from tensortrace.diff.judging import Judge
 from tensortrace.diff.kinds import STATES
 from tensortrace.diff.logical import NO_LAYOUT
-from tensortrace.diff.plan.comparison import StepPair, StepPlan
+from tensortrace.diff.plan.comparison import StepPlan
 from tensortrace.diff.plan.flat import relate_flat
 from tensortrace.diff.plan.gradients import plan_gradients
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.passes import plan_passes
 from tensortrace.diff.plan.recompute import plan_recomputed
 from tensortrace.diff.plan.samples import plan_lags, plan_rows

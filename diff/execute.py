@@ -27,7 +27,8 @@ from tensortrace.diff.levels import lacking, most_unseen, refuted, same_digests
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.overflow import where_finite
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, is_early, is_late
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPlan, is_early, is_late
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.stream import Streamed, block_of
 from tensortrace.diff.tolerance import Error, Measured, judge_exact, judge_model, measure_peak

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.compare import EPS, is_exact, measure_blocks, summed_error
-from tensortrace.diff.plan.comparison import Comparison, StepPair
+from tensortrace.diff.plan.comparison import Comparison
 from tensortrace.diff.plan.condition import Reach, centred, terms_in_sum
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.silent import Aside, both_silent, silent_elements, without_silent
 from tensortrace.diff.stream import Streamed
 from tensortrace.diff.tolerance import Error, Measured, inherited, measure_peak

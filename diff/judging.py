@@ -19,7 +19,8 @@ from tensortrace.diff.holders import stored_eps
 from tensortrace.diff.inherit import Known
 from tensortrace.diff.kinds import GRADIENTS, PASSES
 from tensortrace.diff.logical import Unkept
-from tensortrace.diff.plan.comparison import Comparison, StepPair, coarser_eps
+from tensortrace.diff.plan.comparison import Comparison, coarser_eps
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.steps import judge_update
 from tensortrace.diff.quick import Given, far_inside
 from tensortrace.diff.result import Judgement, Metrics

@@ -8,7 +8,8 @@ from typing import Literal
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.causality import Node
 from tensortrace.diff.expect.rules import Rule
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair
+from tensortrace.diff.plan.comparison import Comparison, OneSided
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.result import Judgement, Metrics
 
 

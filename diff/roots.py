@@ -20,7 +20,8 @@ from tensortrace.diff.compare import EPS, measure_blocks
 from tensortrace.diff.execute import Execution
 from tensortrace.diff.kinds import GRADIENTS
 from tensortrace.diff.outcome import Outcome
-from tensortrace.diff.plan.comparison import Comparison, StepPair, coarser_eps
+from tensortrace.diff.plan.comparison import Comparison, coarser_eps
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.tolerance import Error, Measured, judge_model, measure_peak
 from tensortrace.tracer.types import Kind
 

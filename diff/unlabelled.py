@@ -22,7 +22,7 @@ from tensortrace.diff.dimensions import label_dims
 from tensortrace.diff.extent import Extent
 from tensortrace.diff.logical import CELL_KINDS, Member, Merged, Unlabelled, Unplaceable, merged_entry
 from tensortrace.diff.pairing import Pairing
-from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.tracer.geometry import Held, Region, full_region
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.types import Kind

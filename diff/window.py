@@ -13,7 +13,8 @@ import numpy as np
 from tensortrace.diff.catalog import Item, StepView
 from tensortrace.diff.logical import Member, Merged, RankSource, Source, Unlabelled
 from tensortrace.diff.outcome import Outcome
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair
+from tensortrace.diff.plan.comparison import Comparison, OneSided
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.stream import LARGE_ELEMENTS, block_size
 from tensortrace.tracer.geometry_blocks import block_grid
 from tensortrace.tracer.types import Entry

@@ -15,7 +15,8 @@ from tensortrace.diff.estimate import is_estimate, vectors
 from tensortrace.diff.execute import Execution
 from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.pairing import Pairing
-from tensortrace.diff.plan.comparison import OneSided, StepPair
+from tensortrace.diff.plan.comparison import OneSided
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.result import Cause
 from tensortrace.diff.tolerance import AMPLIFY, COMMON_FACTOR, OWN
 from tensortrace.tracer.types import INIT_STEP, Kind

@@ -17,8 +17,8 @@ from tensortrace.diff.operations.gradients import GradientSearch
 from tensortrace.diff.operations.search import SIGNIFICANT, ByRows, Found, Search
 from tensortrace.diff.operations.sides import Side
 from tensortrace.diff.outcome import Outcome
-from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.diff.plan.fitted import gradient_scale
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.tracer.types import INIT_STEP, ROOT, Kind
 
 _LOOKED_INTO = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD})

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
-from tensortrace.diff.plan.comparison import StepPair, by_rank
+from tensortrace.diff.plan.comparison import by_rank
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.tracer.types import Kind
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Slot
 from tensortrace.diff.coefficient import is_torn, odd_names
-from tensortrace.diff.plan.comparison import Comparison, StepPair, StepPlan
+from tensortrace.diff.plan.comparison import Comparison, StepPlan
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.stream import Streamed, paired
 from tensortrace.tracer.types import Kind
 

@@ -12,8 +12,9 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.gradients import CLIP
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPlan, by_rank
 from tensortrace.diff.plan.consumers import Ref
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import Kind
 

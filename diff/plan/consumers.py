@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensortrace.diff.catalog import Slot, StepView, enclosing
-from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.tracer.types import ROOT, Kind
 
 Ref = tuple[int | None, Slot]

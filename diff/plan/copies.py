@@ -10,7 +10,8 @@ from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import Sides
 from tensortrace.diff.masters import COPIED, COPY, spacing
 from tensortrace.diff.plan.clips import window_slot
-from tensortrace.diff.plan.comparison import StepPair, coarser_eps, replica
+from tensortrace.diff.plan.comparison import coarser_eps, replica
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.tolerance import OWN, PEAK
 from tensortrace.tracer.types import Kind
 

@@ -12,7 +12,7 @@ from tensortrace.diff.assemble import Assembled, NotComparable, same_everywhere
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.dispatch import CLOSE, Matching, match_rows
 from tensortrace.diff.orders import distance
-from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.rows import Batch, Row
 from tensortrace.tracer.types import Kind
 

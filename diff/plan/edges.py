@@ -6,8 +6,8 @@ from collections import defaultdict
 
 from tensortrace.diff.catalog import Slot, StepView, enclosing
 from tensortrace.diff.masters import COPY
-from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.diff.plan.evaluations import settings
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.samples import ROWS
 from tensortrace.diff.plan.weights import weight_refs
 from tensortrace.tracer.types import ROOT, Kind

@@ -13,7 +13,7 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled, NotComparable, by_rows
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.factors import EXPLAINED, projected
-from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import ROOT, Kind
 

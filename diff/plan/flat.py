@@ -17,8 +17,9 @@ from tensortrace.diff.compare import Sides
 from tensortrace.diff.kinds import RUNGS
 from tensortrace.diff.masters import spacing
 from tensortrace.diff.plan.clips import window_slot
-from tensortrace.diff.plan.comparison import StepPair, StepPlan, coarser_eps, replica
+from tensortrace.diff.plan.comparison import StepPlan, coarser_eps, replica
 from tensortrace.diff.plan.copies import ROUNDED
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.stream import one
 from tensortrace.diff.tolerance import OWN, PEAK
 from tensortrace.tracer.types import Kind

@@ -11,12 +11,13 @@ from tensortrace.diff.catalog import Item, Part, Slot
 from tensortrace.diff.gradients import CLIP, Gradients
 from tensortrace.diff.plan.clipping import plan_coefficients
 from tensortrace.diff.plan.clips import early_events, final_events, plan_clip_events, window_slot
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPlan
 from tensortrace.diff.plan.consumers import Ref, consumers
 from tensortrace.diff.plan.edges import read_by_gradient, states_by_module
 from tensortrace.diff.plan.evaluations import AMPLIFIED
 from tensortrace.diff.plan.fitted import fitted_scale
 from tensortrace.diff.plan.ladder import own_rung
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.samples import ROWS
 from tensortrace.diff.plan.weights import plan_weights, weight_refs
 from tensortrace.diff.replicas import odd_ranks

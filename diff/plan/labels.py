@@ -14,7 +14,7 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot
 from tensortrace.diff.pairing import Pairing
-from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.rows import Row
 from tensortrace.tracer.types import Kind
 

@@ -20,7 +20,8 @@ from tensortrace.diff.coherence import measure_coherence
 from tensortrace.diff.compare import EPS, measure_blocks
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.logical import Unplaceable
-from tensortrace.diff.plan.comparison import Broken, StepPair, coarser_eps
+from tensortrace.diff.plan.comparison import Broken, coarser_eps
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.stream import Readable, Streamed, one, paired

@@ -10,7 +10,8 @@ import math
 
 from tensortrace.diff.catalog import Slot
 from tensortrace.diff.compare import EPS
-from tensortrace.diff.plan.comparison import StepPair, replica
+from tensortrace.diff.plan.comparison import replica
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.updates import hyperparameters
 from tensortrace.tracer.types import Kind
 

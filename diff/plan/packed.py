@@ -13,7 +13,7 @@ from msgspec.structs import replace as with_fields
 
 from tensortrace.diff.assemble import NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
-from tensortrace.diff.plan.comparison import StepPair
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.rearranged import Rearranged
 from tensortrace.tracer.types import Entry, Kind
 

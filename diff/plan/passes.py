@@ -20,7 +20,7 @@ from tensortrace.diff.objective import weighed_sum
 from tensortrace.diff.orders import distance
 from tensortrace.diff.pairing import Pairing
 from tensortrace.diff.plan.backward import calls_of_pass, summed_over_passes
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, coarser_eps
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPlan, by_rank, coarser_eps
 from tensortrace.diff.plan.dispatched import by_dispatch, of_chosen, taken_by_others
 from tensortrace.diff.plan.edges import SUMMED, Edges
 from tensortrace.diff.plan.evaluations import AMPLIFIED
@@ -36,6 +36,7 @@ from tensortrace.diff.plan.labels import (
 )
 from tensortrace.diff.plan.lacking import beside, excuse_of
 from tensortrace.diff.plan.packed import is_order_of_packed, unpacked
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.precision import (
     eps_of_loss,
     eps_of_scores,

@@ -11,7 +11,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tensortrace.diff.catalog import Item, Slot, StepView
-from tensortrace.diff.plan.comparison import StepPair, coarser_eps
+from tensortrace.diff.plan.comparison import coarser_eps
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.scale import TokenWeights
 from tensortrace.diff.tolerance import OWN
 from tensortrace.tracer.types import OF_RECORDED, Kind, Stats

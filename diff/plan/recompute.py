@@ -9,7 +9,8 @@ from functools import partial
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Recomputed, Slot, StepView
 from tensortrace.diff.compare import is_exact
-from tensortrace.diff.plan.comparison import Comparison, StepPair, StepPlan
+from tensortrace.diff.plan.comparison import Comparison, StepPlan
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import Kind
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from tensortrace.diff.catalog import Item, Slot, StepView
-from tensortrace.diff.plan.comparison import OneSided, StepPair, StepPlan, by_rank
+from tensortrace.diff.plan.comparison import OneSided, StepPlan, by_rank
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.tracer.types import ROOT, Kind
 
 ROWS = Slot("train", Kind.INPUT, ROOT, "rows", 0)

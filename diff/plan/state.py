@@ -12,11 +12,12 @@ from tensortrace.diff.compare import is_exact
 from tensortrace.diff.kinds import STATES
 from tensortrace.diff.masters import COPIED, COPY
 from tensortrace.diff.plan.clips import window_slot
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank, replica
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPlan, by_rank, replica
 from tensortrace.diff.plan.consumers import Ref
 from tensortrace.diff.plan.copies import copies_in, copying_error
 from tensortrace.diff.plan.evaluations import AMPLIFIED, is_own_loss, size_of_list
 from tensortrace.diff.plan.muon import noise_of_muon
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.updates import own_error, without_noise
 from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import ROOT, Kind

@@ -12,7 +12,8 @@ from tensortrace.diff.estimate import alike, as_array, estimated, is_estimate
 from tensortrace.diff.estimating import NOISY, judge_step, measure_estimates
 from tensortrace.diff.logical import Unkept
 from tensortrace.diff.plan.clips import window_slot
-from tensortrace.diff.plan.comparison import Comparison, StepPair, replica
+from tensortrace.diff.plan.comparison import Comparison, replica
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.sketched import whole
 from tensortrace.diff.tolerance import judge_own

@@ -12,7 +12,8 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import Sides
 from tensortrace.diff.plan.clips import window_slot
-from tensortrace.diff.plan.comparison import StepPair, coarser_eps, replica
+from tensortrace.diff.plan.comparison import coarser_eps, replica
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.stream import block_size, item_blocks, one
 from tensortrace.diff.update import Hypers, UpdateInputs, amplification, predict_param, predict_state
 from tensortrace.tracer.types import Kind

@@ -11,7 +11,8 @@ import numpy as np
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.objective import has_unknown_loss
-from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPair, StepPlan, by_rank
+from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPlan, by_rank
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.precision import eps_of_weights
 from tensortrace.diff.scale import CLOSE, Term
 from tensortrace.tracer.types import Kind

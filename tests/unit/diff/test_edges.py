@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tensortrace.diff.catalog import Catalog, Slot
-from tensortrace.diff.plan.comparison import StepPair
 from tensortrace.diff.plan.edges import Edges, is_last_state
+from tensortrace.diff.plan.pair import StepPair
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import Kind, Meta
 from tests.synthetic import Tensor, write_trace
