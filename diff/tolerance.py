@@ -10,7 +10,7 @@ the constants; ``benchmarks/calibrate.py`` measures what correct runs need of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -257,24 +257,56 @@ def judge_model(
     )  # fmt: skip
 
 
-def judge_own(blocks: Callable[[], Iterable[Sides]], eps: float, norm: float | None = None) -> Judgement:
-    """Judge what the recorded inputs of an update do not explain, element by element.
+@dataclass(frozen=True)
+class Unexplained:
+    """What the recorded inputs of an update do not explain of a difference.
 
-    ``blocks`` gives pairs of what is unexplained and of the size of the terms summed; it is called twice,
-    since a typical element's size is known only after all. ``norm`` is that of the result, to which its power
-    is relative: at some element it is no smaller beside the terms than it is beside them in norm.
+    ``worst`` is its greatest element beside the terms that were summed there, or beside a thousandth of a
+    typical element's; ``squares`` is Σ terms² over the elements where these are finite.
     """
+
+    worst: float
+    squares: float
+
+
+def least_size(squares: float, count: int) -> float:
+    """Return the size of terms below which an element is held against this size: 1e-3 of a typical one's."""
+    return 1e-3 * math.sqrt(squares / count if count else 0.0) + 1e-300
+
+
+def worst_beside(unexplained: np.ndarray, sizes: np.ndarray, least: float) -> float:
+    """Return the greatest |unexplained| / max(sizes, least); infinite where an element is not finite.
+
+    ``sizes`` that are not finite count as 0.
+    """
+    if not unexplained.size:
+        return 0.0
+    scale = np.where(np.isfinite(sizes), sizes, 0.0)
+    found = float((np.abs(unexplained) / np.maximum(scale, least)).max())
+    return found if math.isfinite(found) else math.inf
+
+
+def measure_unexplained(blocks: Iterable[Sides]) -> Unexplained:
+    """Measure pairs of what is unexplained and of the size of the terms summed.
+
+    They are gone through twice: a typical element's size is known only after all.
+    """
+    held = list(blocks)
     squares, count = 0.0, 0
-    for _, sizes in blocks():
+    for _, sizes in held:
         finite = np.where(np.isfinite(sizes), sizes, 0.0)
         squares, count = squares + float(np.sum(finite**2)), count + finite.size
-    least = 1e-3 * math.sqrt(squares / count if count else 0.0) + 1e-300
-    worst = 0.0
-    for unexplained, sizes in blocks():
-        scale = np.where(np.isfinite(sizes), sizes, 0.0)
-        relative = np.abs(unexplained) / np.maximum(scale, least)
-        found = float(relative.max()) if relative.size else 0.0
-        worst = max(worst, found) if math.isfinite(found) else math.inf
+    least = least_size(squares, count)
+    return Unexplained(max((worst_beside(*sides, least) for sides in held), default=0.0), squares)
+
+
+def judge_own(found: Unexplained, eps: float, norm: float | None = None) -> Judgement:
+    """Judge what the recorded inputs of an update do not explain, element by element.
+
+    ``norm`` is that of the result, to which its power is relative: at some element it is no smaller beside
+    the terms than it is beside them in norm.
+    """
+    worst, squares = found.worst, found.squares
     limit = PEAK * OWN * eps
     reason = f"beyond what its own inputs explain: worst element {worst:.3g}, allowed {limit:.3g}"
     share = norm / math.sqrt(squares) if norm and squares else 1.0

@@ -55,6 +55,11 @@ def _number(value: np.ndarray) -> float:
     return float(np.ravel(value)[0])
 
 
+def _before(x: UpdateInputs, slot: str) -> np.ndarray:
+    """Return a state before the update, of zeros at the first."""
+    return x.before[slot] if slot in x.before else np.zeros_like(x.gradient)
+
+
 def amplification(inputs: UpdateInputs) -> np.ndarray:
     """Return by how much an update's own round-off is greater than that of the terms it sums, 1 where not."""
     family = _family(inputs)
@@ -71,19 +76,19 @@ class _Adam:
         gradient = -x.gradient if x.hypers.get("maximize") else x.gradient
         decoupled = self.decoupled or bool(x.hypers.get("decoupled_weight_decay"))
         decay = 0.0 if decoupled else x.hypers.get("weight_decay", 0.0)
-        return gradient + decay * x.param
+        return gradient + decay * x.param if decay else gradient
 
     def state(self, x: UpdateInputs, slot: str) -> np.ndarray | None:
         gradient = self._gradient(x)
         if slot == "exp_avg":
             beta = x.hypers["betas.0"]
-            return beta * x.before.get(slot, np.zeros_like(gradient)) + (1 - beta) * gradient
+            return beta * _before(x, slot) + (1 - beta) * gradient
         if slot == "exp_avg_sq":
             beta = x.hypers["betas.1"]
             squares: np.ndarray = (1 - beta) * gradient**2
-            return np.asarray(beta * x.before.get(slot, np.zeros_like(gradient)) + squares)
+            return np.asarray(beta * _before(x, slot) + squares)
         if slot == "max_exp_avg_sq":
-            return np.asarray(np.maximum(x.before.get(slot, np.zeros_like(gradient)), x.after["exp_avg_sq"]))
+            return np.asarray(np.maximum(_before(x, slot), x.after["exp_avg_sq"]))
         if slot == "step":
             return np.asarray(x.before.get(slot, np.zeros(())) + 1)
         return None
@@ -105,7 +110,8 @@ class _Sgd:
 
     def _gradient(self, x: UpdateInputs) -> np.ndarray:
         gradient = -x.gradient if x.hypers.get("maximize") else x.gradient
-        return gradient + x.hypers.get("weight_decay", 0.0) * x.param
+        decay = x.hypers.get("weight_decay", 0.0)
+        return gradient + decay * x.param if decay else gradient
 
     def state(self, x: UpdateInputs, slot: str) -> np.ndarray | None:
         if slot != "momentum_buffer":
@@ -131,18 +137,15 @@ class _Scaled:
     def _gradient(self, x: UpdateInputs) -> np.ndarray:
         gradient = -x.gradient if x.hypers.get("maximize") else x.gradient
         decay = 0.0 if x.hypers.get("decoupled_weight_decay") else x.hypers.get("weight_decay", 0.0)
-        return gradient + decay * x.param
+        return gradient + decay * x.param if decay else gradient
 
     def _kept(self, x: UpdateInputs) -> np.ndarray:
         """Return the parameter after a decay that is taken off it."""
         decoupled = bool(x.hypers.get("decoupled_weight_decay"))
         return x.param * (1 - x.hypers["lr"] * x.hypers.get("weight_decay", 0.0)) if decoupled else x.param
 
-    def _before(self, x: UpdateInputs, slot: str) -> np.ndarray:
-        return x.before.get(slot, np.zeros_like(x.gradient))
-
     def _average(self, x: UpdateInputs, slot: str, keep: float, value: np.ndarray) -> np.ndarray:
-        return np.asarray(keep * self._before(x, slot) + (1 - keep) * value)
+        return np.asarray(keep * _before(x, slot) + (1 - keep) * value)
 
     def _count(self, x: UpdateInputs) -> np.ndarray:
         return np.asarray(x.before.get("step", np.zeros(())) + 1)
@@ -166,7 +169,7 @@ class _RmsProp(_Scaled):
             return self._average(x, slot, x.hypers["alpha"], gradient)
         if slot == "momentum_buffer":
             size = self._size(x)
-            return None if size is None else x.hypers["momentum"] * self._before(x, slot) + gradient / size
+            return None if size is None else x.hypers["momentum"] * _before(x, slot) + gradient / size
         return self._count(x) if slot == "step" else None
 
     def _size(self, x: UpdateInputs) -> np.ndarray | None:
@@ -222,7 +225,7 @@ class _Adadelta(_Scaled):
         if "square_avg" not in x.after:
             return None
         eps = x.hypers["eps"]
-        ratio = np.sqrt((self._before(x, "acc_delta") + eps) / (x.after["square_avg"] + eps))
+        ratio = np.sqrt((_before(x, "acc_delta") + eps) / (x.after["square_avg"] + eps))
         return np.asarray(ratio * self._gradient(x))
 
     def param(self, x: UpdateInputs) -> np.ndarray | None:
@@ -233,7 +236,7 @@ class _Adadelta(_Scaled):
 class _Adamax(_Scaled):
     def state(self, x: UpdateInputs, slot: str) -> np.ndarray | None:
         if slot == "exp_inf":
-            kept = x.hypers["betas.1"] * self._before(x, slot)
+            kept = x.hypers["betas.1"] * _before(x, slot)
             return np.asarray(np.maximum(kept, np.abs(self._gradient(x)) + x.hypers["eps"]))
         return self._moment(x, slot)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
-from tensortrace.diff.compare import EPS, Sides
+from tensortrace.diff.compare import EPS
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.stream import Streamed
+from tensortrace.diff.tolerance import Unexplained
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Broken:
 class Comparison:
     """Two sides of one boundary.
 
-    ``load`` returns both global tensors and may raise NotComparable. ``own`` returns blocks of what remains
-    of ``b - a`` after the part that the recorded inputs explain is taken away, with a per-element magnitude
-    of the terms that were summed; None where no formula is known. ``magnitude`` is the norm of the terms
+    ``load`` returns both global tensors and may raise NotComparable. ``own`` measures what remains of
+    ``b - a`` after the part that the recorded inputs explain is taken away, beside the terms that were
+    summed, element by element; None where no formula is known. ``magnitude`` is the norm of the terms
     summed where that exceeds the norm of the result (cancellation). ``copies_*`` are what every rank
     holds where all should hold the same. ``quiet`` returns both sides without the elements of which the
     recorded inputs are nothing but round-off, or that a gate may let pass in one run alone, None where there
@@ -56,7 +57,7 @@ class Comparison:
     parents: tuple[tuple[int | None, Slot], ...] = ()
     earlier: tuple[tuple[int | None, Slot], ...] = ()
     exact: bool = False
-    own: Callable[[], Callable[[], Iterable[Sides]] | None] | None = None
+    own: Callable[[], Unexplained | None] | None = None
     magnitude_of: tuple[tuple[int | None, Slot], ...] = ()
     text: str = ""
     copies_a: tuple[Item, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tensortrace.diff.masters import COPIED, COPY, spacing
 from tensortrace.diff.plan.clips import window_slot
 from tensortrace.diff.plan.comparison import coarser_eps, replica
 from tensortrace.diff.plan.pair import StepPair
-from tensortrace.diff.tolerance import OWN, PEAK
+from tensortrace.diff.tolerance import OWN, PEAK, Unexplained, measure_unexplained
 from tensortrace.tracer.types import Kind
 
 ROUNDED = 1.5
@@ -33,10 +33,10 @@ def copies_in(slot: Slot, view: StepView, before: StepView) -> tuple[Item, ...]:
     return view.items.get(model._replace(slot="start"), ()) or before.items.get(model, ())
 
 
-def copying_error(slot: Slot, pair: StepPair) -> Callable[[], Callable[[], Iterable[Sides]] | None]:
+def copying_error(slot: Slot, pair: StepPair) -> Callable[[], Unexplained | None]:
     """Return how to compute what of a difference the masters that were copied do not explain."""
 
-    def own() -> Callable[[], Iterable[Sides]] | None:
+    def own() -> Unexplained | None:
         after = slot.slot == COPIED
         sides = ((pair.a, pair.before_a), (pair.b, pair.before_b))
         found = [
@@ -45,7 +45,7 @@ def copying_error(slot: Slot, pair: StepPair) -> Callable[[], Callable[[], Itera
         if found[0] is None or found[1] is None or found[0][0].shape != found[1][0].shape:
             return None
         (error_a, size_a), (error_b, size_b) = found[0], found[1]
-        return lambda: [(error_b - error_a, np.fmax(size_a, size_b))]
+        return measure_unexplained([(error_b - error_a, np.fmax(size_a, size_b))])
 
     return own
 

@@ -7,7 +7,7 @@ slice of it, found by its values; its gradient is made of all of theirs, at the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from tensortrace.diff.plan.comparison import StepPlan, coarser_eps, replica
 from tensortrace.diff.plan.copies import ROUNDED
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.stream import one
-from tensortrace.diff.tolerance import OWN, PEAK
+from tensortrace.diff.tolerance import OWN, PEAK, Unexplained, measure_unexplained
 from tensortrace.tracer.types import Kind
 
 _MOST = 1 << 28
@@ -82,14 +82,14 @@ def _slices(view: StepView) -> set[str]:
 
 def _slicing_error(
     slot: Slot, flat: set[str], pair: StepPair
-) -> Callable[[], Callable[[], Iterable[Sides]] | None]:
+) -> Callable[[], Unexplained | None]:
     """Return how to compute what of a difference the slices of the flat tensors do not explain.
 
     Vectors that are equally long hold a parameter at the same place: values that stand elsewhere in one
     run's vector are another slice, copied by mistake.
     """
 
-    def own() -> Callable[[], Iterable[Sides]] | None:
+    def own() -> Unexplained | None:
         held_a, held_b = _held(slot, pair.a), _held(slot, pair.b)
         if held_a is None or held_b is None or held_a.entry.local_shape != held_b.entry.local_shape:
             return None
@@ -101,7 +101,7 @@ def _slicing_error(
             places = _places(a, b)
             if places is not None:
                 (error_a, size_a), (error_b, size_b) = a.residue(places[0]), b.residue(places[1])
-                return lambda: [(error_b - error_a, np.fmax(size_a, size_b))]
+                return measure_unexplained([(error_b - error_a, np.fmax(size_a, size_b))])
         return None
 
     return own

@@ -18,7 +18,8 @@ from tensortrace.diff.plan.copies import copies_in, copying_error
 from tensortrace.diff.plan.evaluations import AMPLIFIED, is_own_loss, size_of_list
 from tensortrace.diff.plan.muon import noise_of_muon
 from tensortrace.diff.plan.pair import StepPair
-from tensortrace.diff.plan.updates import own_error, without_noise
+from tensortrace.diff.plan.replays import Replays
+from tensortrace.diff.plan.updates import without_noise
 from tensortrace.diff.stream import Streamed, one, paired
 from tensortrace.tracer.types import ROOT, Kind
 
@@ -29,9 +30,10 @@ OWN_LOSS = "it is the loss that each rank's closure returned: of its own part of
 def plan_state(pair: StepPair, plan: StepPlan) -> None:
     """Add the comparisons of one step's schedule, optimizer state, parameters and buffers."""
     _plan_schedule(pair, plan)
+    replays = Replays(pair)
     for slot in dict.fromkeys((*pair.a.items, *pair.b.items)):
         if slot.kind in STATES:
-            _plan_slot(slot, pair, plan)
+            _plan_slot(slot, pair, plan, replays)
 
 
 def plan_init(a: StepView, b: StepView, plan: StepPlan) -> None:
@@ -78,7 +80,7 @@ def _load(x: Item, y: Item) -> Assembled | Streamed:
     return paired(one(x), one(y))
 
 
-def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
+def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan, replays: Replays) -> None:
     a, b = pair.a.items.get(slot, ()), pair.b.items.get(slot, ())
     parents, earlier = _state_parents(slot, pair)
     if slot.kind == Kind.PARAM and slot.slot == "start":
@@ -124,7 +126,7 @@ def _plan_slot(slot: Slot, pair: StepPair, plan: StepPlan) -> None:
         plan.comparisons.append(replace(evaluated, parents=(*parents, *_summed(pair))))
         return
     noise = noise_of_muon(slot, pair) if of_update else 0.0
-    plan.comparisons.append(replace(plain, own=own_error(slot, pair), quiet=quiet, noise=noise))
+    plan.comparisons.append(replace(plain, own=replays.of(slot), quiet=quiet, noise=noise))
 
 
 def _alike(slot: Slot, held: tuple[Item, ...], pair: StepPair, view: StepView) -> tuple[Item, ...]:

@@ -29,8 +29,8 @@ def judge_update(
         return None, False
     if not metrics.estimated:
         with suppress(Unkept):  # what it read may be known by its sketch
-            sides = entry.own()
-            return (judge_own(sides, eps, metrics.norm_a), True) if sides else (None, False)
+            found = entry.own()
+            return (judge_own(found, eps, metrics.norm_a), True) if found else (None, False)
     return (None, False) if pair is None else (_judge_step(entry.slot, pair, eps), False)
 
 

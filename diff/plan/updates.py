@@ -1,21 +1,18 @@
-"""What an update read and left, and how much of a difference its formula explains."""
+"""What an update read and left."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
-from tensortrace.diff.compare import Sides
 from tensortrace.diff.plan.clips import window_slot
 from tensortrace.diff.plan.comparison import coarser_eps, replica
 from tensortrace.diff.plan.pair import StepPair
-from tensortrace.diff.stream import block_size, item_blocks, one
-from tensortrace.diff.update import Hypers, UpdateInputs, amplification, predict_param, predict_state
+from tensortrace.diff.update import Hypers, UpdateInputs
 from tensortrace.tracer.types import Kind
 
 
@@ -40,16 +37,7 @@ class UpdateSource:
 
     def read(self) -> UpdateInputs:
         """Return everything as float64 arrays."""
-        return self._inputs(lambda item: item.read())
-
-    def blocks(self) -> Iterator[UpdateInputs]:
-        """Yield everything block by block; numbers are in every block."""
-        items = [self.param, self.gradient, *self.before.values(), *self.after.values()]
-        elementwise = [item for item in items if item.entry.local_shape == self.shape]
-        numbers = {id(item): item.read() for item in items if item.entry.local_shape != self.shape}
-        for arrays in zip(*(item_blocks(item) for item in elementwise), strict=True):
-            here = numbers | {id(item): array for item, array in zip(elementwise, arrays, strict=True)}
-            yield self._inputs(lambda item, here=here: here[id(item)])  # type: ignore[misc]
+        return self.inputs(lambda item: item.read().astype(np.float64))
 
     def without_elements(self) -> UpdateInputs:
         """Return the inputs of a parameter of no elements: enough to see whether a formula is known."""
@@ -57,52 +45,18 @@ class UpdateSource:
             return self.read()  # the parameter is a number itself
         numbers = [i for i in (*self.before.values(), *self.after.values()) if not i.entry.local_shape]
         known = {id(item): item.read() for item in numbers}
-        return self._inputs(lambda item: known.get(id(item), np.zeros(0)))
+        return self.inputs(lambda item: known.get(id(item), np.zeros(0)).astype(np.float64))
 
-    def _inputs(self, read: Callable[[Item], np.ndarray]) -> UpdateInputs:
+    def inputs(self, read: Callable[[Item], np.ndarray]) -> UpdateInputs:
+        """Return the inputs, or blocks of them; ``read`` gives an item's as float64."""
         return UpdateInputs(
             optimizer=self.optimizer,
-            param=read(self.param).astype(np.float64),
-            gradient=read(self.gradient).astype(np.float64),
-            before={name: read(item).astype(np.float64) for name, item in self.before.items()},
-            after={name: read(item).astype(np.float64) for name, item in self.after.items()},
+            param=read(self.param),
+            gradient=read(self.gradient),
+            before={name: read(item) for name, item in self.before.items()},
+            after={name: read(item) for name, item in self.after.items()},
             hypers=self.hypers,
         )
-
-
-def own_error(slot: Slot, pair: StepPair) -> Callable[[], Callable[[], Iterable[Sides]] | None] | None:
-    """Return how to compute what of a difference the recorded inputs of the update do not explain.
-
-    The result gives blocks of the unexplained difference and of the size of the terms summed.
-    """
-    if slot.kind == Kind.BUFFER or slot.slot == "start" or slot.call:
-        return None
-
-    def own() -> Callable[[], Iterable[Sides]] | None:
-        source_a = update_source(slot.name, pair.a, pair.before_a)
-        source_b = update_source(slot.name, pair.b, pair.before_b)
-        if source_a is None or source_b is None:
-            return None
-        actual = [one(replica(view.items[slot])) for view in (pair.a, pair.b)]
-        if any(shape != source_a.shape for shape in (source_b.shape, *(x.shape for x in actual))):
-            return None
-        if any(_expected(slot, source.without_elements()) is None for source in (source_a, source_b)):
-            return None
-
-        def blocks() -> Iterator[Sides]:
-            a, b = actual
-            found = zip(source_a.blocks(), a.blocks(), source_b.blocks(), b.blocks(), strict=True)
-            for inputs_a, value_a, inputs_b, value_b in found:
-                error_a, size_a = _residue(slot, inputs_a, value_a)
-                error_b, size_b = _residue(slot, inputs_b, value_b)
-                yield error_b - error_a, np.fmax(size_a, size_b)  # NaN in one run: so large as in the other
-
-        if math.prod(source_a.shape) > block_size(source_a.shape):
-            return blocks
-        kept = list(blocks())  # gone through twice
-        return lambda: kept
-
-    return own
 
 
 NOISE = 2.0**10
@@ -125,47 +79,6 @@ def without_noise(slot: Slot, pair: StepPair, loaded: Assembled) -> Assembled | 
     if not noise.any():
         return None
     return Assembled(loaded.a, np.where(noise, loaded.a, loaded.b))
-
-
-def _expected(slot: Slot, inputs: UpdateInputs) -> np.ndarray | None:
-    return predict_param(inputs) if slot.kind == Kind.PARAM else predict_state(inputs, slot.slot)
-
-
-def _residue(slot: Slot, inputs: UpdateInputs, actual: np.ndarray) -> Sides:
-    """Return what the formula leaves of a value, and the magnitude of the terms that it sums."""
-    expected = _expected(slot, inputs)
-    assert expected is not None  # the formula is known
-    wide = actual.astype(np.float64)
-    terms = np.fmax(np.abs(wide), _terms(slot, inputs))
-    if slot.kind == Kind.PARAM or slot.slot == "momentum_buffer":
-        terms = terms * amplification(inputs)
-    return _unexplained(wide, expected), terms
-
-
-def _unexplained(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return actual − expected; 0 where the formula says as well that the element is not finite."""
-    with np.errstate(invalid="ignore"):
-        difference = np.asarray(actual - expected)
-    return np.where(np.isfinite(actual) | np.isfinite(expected), difference, 0.0)
-
-
-def _terms(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
-    """Return the magnitude of the terms that an element of the result sums."""
-    if slot.kind == Kind.PARAM:
-        change = predict_param(inputs)
-        assert change is not None  # it was predicted before
-        return np.asarray(np.abs(inputs.param) + np.abs(change - inputs.param))
-    sizes = UpdateInputs(  # the formula of the magnitudes is the magnitude of its terms
-        optimizer=inputs.optimizer,
-        param=np.abs(inputs.param),
-        gradient=np.abs(inputs.gradient),
-        before={k: np.abs(v) for k, v in inputs.before.items()},
-        after=inputs.after,
-        hypers={**inputs.hypers, "maximize": 0.0},
-    )
-    terms = predict_state(sizes, slot.slot)
-    assert terms is not None
-    return terms
 
 
 def update_source(name: str, view: StepView, before: StepView) -> UpdateSource | None:

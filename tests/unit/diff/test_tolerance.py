@@ -20,6 +20,7 @@ from tensortrace.diff.tolerance import (
     judge_exact,
     judge_model,
     judge_own,
+    measure_unexplained,
     measure_peak,
 )
 
@@ -148,7 +149,8 @@ def test_the_floor_and_the_error_are_relative_to_the_same_terms() -> None:
 
 
 def own(unexplained: list[float], sizes: list[float]) -> float:
-    return judge_own(lambda: [(np.array(unexplained), np.array(sizes))], SINGLE).ratio
+    found = measure_unexplained([(np.array(unexplained), np.array(sizes))])
+    return judge_own(found, SINGLE).ratio
 
 
 def test_what_an_update_s_inputs_do_not_explain_is_judged_element_by_element() -> None:

@@ -1,0 +1,245 @@
+"""How much of what an update left differs beyond what its recorded inputs explain by its formula.
+
+What one update read serves all that it left: its moments and its parameter are computed again together, in one
+pass through the recorded tensors, a few thousand elements at a time, which stay in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.compare import Sides
+from tensortrace.diff.plan.comparison import replica
+from tensortrace.diff.plan.pair import StepPair
+from tensortrace.diff.plan.updates import UpdateSource, update_source
+from tensortrace.diff.stream import item_blocks
+from tensortrace.diff.tolerance import Unexplained, least_size, measure_unexplained, worst_beside
+from tensortrace.diff.update import UpdateInputs, amplification, predict_param, predict_state
+from tensortrace.tracer.types import Kind
+
+PIECE = 1 << 13
+"""Elements that are computed at a time; some twenty float64 arrays of them fit into a cache of 1 MiB."""
+
+_KINDS = (Kind.PARAM, Kind.OPTIMIZER_STATE)
+
+
+class Replays:
+    """The updates of one step, each computed again once, when the first thing that it left is asked for."""
+
+    def __init__(self, pair: StepPair) -> None:
+        self._pair = pair
+        self._found: dict[Slot, Unexplained] = {}
+
+    def of(self, slot: Slot) -> Callable[[], Unexplained | None] | None:
+        """Return how to measure what of a difference the recorded inputs of the update do not explain.
+
+        The result is None where the inputs were not all recorded, or no formula is known.
+        """
+        if slot.kind not in _KINDS or slot.slot == "start" or slot.call:
+            return None
+        return partial(self._unexplained, slot)
+
+    def _unexplained(self, slot: Slot) -> Unexplained | None:
+        if slot not in self._found:
+            views = ((self._pair.a, self._pair.before_a), (self._pair.b, self._pair.before_b))
+            sources = [update_source(slot.name, *of_run) for of_run in views]
+            if sources[0] is None or sources[1] is None:
+                return None
+            runs = [_Run(source, view) for source, (view, _) in zip(sources, views, strict=True) if source]
+            slots = [s for s in self._left(slot) if all(run.explains(s) for run in runs)]
+            if slot not in slots or runs[0].source.shape != runs[1].source.shape:
+                return None
+            self._found |= _replay(slots, runs[0], runs[1])
+        return self._found[slot]
+
+    def _left(self, slot: Slot) -> list[Slot]:
+        """Return what the update of a parameter left that is told from the other run, ``slot`` first."""
+        found = [slot]
+        for kind in _KINDS:
+            for other in self._pair.a.named(kind, slot.name):
+                a, b = (view.items.get(other, ()) for view in (self._pair.a, self._pair.b))
+                if other == slot or not a or not b or self.of(other) is None:
+                    continue
+                x, y = replica(a), replica(b)
+                if x.entry.digest != y.entry.digest and not x.bare and not y.bare:
+                    found.append(other)
+        return found
+
+
+class _Run:
+    """What the update of one parameter read and left in one run."""
+
+    def __init__(self, source: UpdateSource, view: StepView) -> None:
+        self.source = source
+        self._view = view
+
+    def explains(self, slot: Slot) -> bool:
+        """Tell whether what the update left is of the parameter's shape, and its formula known."""
+        if self.left(slot).entry.local_shape != self.source.shape:
+            return False
+        return _Piece(self._without_elements).expected(slot) is not None
+
+    def left(self, slot: Slot) -> Item:
+        """Return what the update left."""
+        return replica(self._view.items[slot])
+
+    @cached_property
+    def _without_elements(self) -> UpdateInputs:
+        return self.source.without_elements()
+
+    def blocks(self, slots: Sequence[Slot], only: int | None = None) -> Iterator[_Block]:
+        """Yield everything block by block, or one block alone; numbers are in every block."""
+        source = self.source
+        left = {slot: self.left(slot) for slot in slots}
+        read = [source.param, source.gradient, *source.before.values(), *source.after.values()]
+        items = {id(item): item for item in (*read, *left.values())}
+        numbers = {i: item.read() for i, item in items.items() if item.entry.local_shape != source.shape}
+        whole = [i for i in items if i not in numbers]
+        for arrays in zip(*(item_blocks(items[i], only) for i in whole), strict=True):
+            flat = {i: array.reshape(-1) for i, array in zip(whole, arrays, strict=True)}
+            yield _Block(source, left, numbers, flat)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of what one update read and left: ``flat`` by item, beside ``numbers``."""
+
+    source: UpdateSource
+    left: Mapping[Slot, Item]
+    numbers: Mapping[int, np.ndarray]
+    flat: Mapping[int, np.ndarray]
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return int(self.flat[id(self.source.param)].size)
+
+    def piece(self, start: int) -> _Piece:
+        """Return some elements as float64."""
+        wide = {i: array[start : start + PIECE].astype(np.float64) for i, array in self.flat.items()}
+        wide |= {i: number.astype(np.float64) for i, number in self.numbers.items()}
+        inputs = self.source.inputs(lambda item: wide[id(item)])
+        return _Piece(inputs, {slot: wide[id(item)] for slot, item in self.left.items()})
+
+
+class _Piece:
+    """Some elements of what one update read and left."""
+
+    def __init__(self, inputs: UpdateInputs, left: Mapping[Slot, np.ndarray] | None = None) -> None:
+        self.inputs, self.left = inputs, left or {}
+
+    def expected(self, slot: Slot) -> np.ndarray | None:
+        """Return what the update should have left by its formula; None where none is known."""
+        return _predict(slot, self.inputs)
+
+    def residue(self, slot: Slot) -> Sides:
+        """Return what the formula leaves of a value, and the magnitude of the terms that it sums."""
+        expected = self.expected(slot)
+        assert expected is not None  # the formula is known
+        actual = self.left[slot]
+        terms = np.fmax(np.abs(actual), self._terms(slot, expected))
+        if slot.kind == Kind.PARAM or slot.slot == "momentum_buffer":
+            terms = terms * amplification(self.inputs)
+        return _beyond(actual, expected), terms
+
+    def _terms(self, slot: Slot, expected: np.ndarray) -> np.ndarray:
+        """Return the magnitude of the terms that an element of the result sums."""
+        if slot.kind == Kind.PARAM:
+            return np.asarray(np.abs(self.inputs.param) + np.abs(expected - self.inputs.param))
+        terms = _predict(slot, self._sizes)
+        assert terms is not None
+        return terms
+
+    @cached_property
+    def _sizes(self) -> UpdateInputs:
+        """Magnitudes of the inputs: their formula gives the magnitude of the terms."""
+        inputs = self.inputs
+        return UpdateInputs(
+            optimizer=inputs.optimizer,
+            param=np.abs(inputs.param),
+            gradient=np.abs(inputs.gradient),
+            before={k: np.abs(v) for k, v in inputs.before.items()},
+            after=inputs.after,
+            hypers={**inputs.hypers, "maximize": 0.0},
+        )
+
+
+def _predict(slot: Slot, inputs: UpdateInputs) -> np.ndarray | None:
+    return predict_param(inputs) if slot.kind == Kind.PARAM else predict_state(inputs, slot.slot)
+
+
+def _beyond(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return actual − expected; 0 where the formula says as well that the element is not finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = np.asarray(actual - expected)
+        if math.isfinite(float(np.vdot(difference, difference))):
+            return difference  # all elements are finite
+    return np.where(np.isfinite(actual) | np.isfinite(expected), difference, 0.0)
+
+
+def _between(slot: Slot, a: _Piece, b: _Piece) -> Sides:
+    """Return what remains of b − a, and the size of the terms summed."""
+    (error_a, size_a), (error_b, size_b) = a.residue(slot), b.residue(slot)
+    return error_b - error_a, np.fmax(size_a, size_b)  # NaN in one run: so large as in the other
+
+
+def _replay(slots: Sequence[Slot], a: _Run, b: _Run) -> dict[Slot, Unexplained]:
+    """Compute an update again in both runs, and measure what it left beyond that in each slot."""
+    meters = {slot: _Meter() for slot in slots}
+    if math.prod(a.source.shape) <= PIECE:
+        pieces = [(x.piece(0), y.piece(0)) for x, y in zip(a.blocks(slots), b.blocks(slots), strict=True)]
+        return {slot: measure_unexplained([_between(slot, *piece) for piece in pieces]) for slot in slots}
+    for number, (x, y) in enumerate(zip(a.blocks(slots), b.blocks(slots), strict=True)):
+        for start in range(0, x.size, PIECE):
+            piece = x.piece(start), y.piece(start)
+            for slot, meter in meters.items():
+                meter.add((number, start), _between(slot, *piece))
+
+    def again(slot: Slot, number: int) -> Callable[[int], Sides]:
+        x, y = (next(run.blocks([slot], number)) for run in (a, b))
+        return lambda start: _between(slot, x.piece(start), y.piece(start))
+
+    return {slot: meter.result(partial(again, slot)) for slot, meter in meters.items()}
+
+
+class _Meter:
+    """Finds the worst element in one pass, though only after it is known what elements are held against.
+
+    Of each piece is kept how bad its worst element is at most, if the least size is no less than what was
+    known of it then; the few pieces that may have the worst of all are computed again.
+    """
+
+    def __init__(self) -> None:
+        self.squares, self.count = 0.0, 0
+        self._most: dict[int, list[tuple[float, float, int]]] = {}
+
+    def add(self, place: tuple[int, int], sides: Sides) -> None:
+        """Take in the piece that begins at an element of a block."""
+        unexplained, sizes = sides
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = float(np.dot(sizes, sizes))
+        if not math.isfinite(squares):
+            squares = float(np.sum(np.where(np.isfinite(sizes), sizes, 0.0) ** 2))
+        self.squares, self.count = self.squares + squares, self.count + sizes.size
+        least = least_size(self.squares, self.count) / 2
+        number, start = place
+        self._most.setdefault(number, []).append((worst_beside(*sides, least), least, start))
+
+    def result(self, again: Callable[[int], Callable[[int], Sides]]) -> Unexplained:
+        """Return what was measured; ``again`` gives a block's pieces by where they begin."""
+        least = least_size(self.squares, self.count)
+        worst = 0.0
+        for number, pieces in sorted(self._most.items(), key=lambda e: max(e[1]), reverse=True):
+            known: Callable[[int], Sides] | None = None
+            for most, at_least, start in sorted(pieces, reverse=True):
+                if (most <= worst and at_least <= least) or worst == math.inf:
+                    continue
+                known = known or again(number)
+                worst = max(worst, worst_beside(*known(start), least))
+        return Unexplained(worst, self.squares)
