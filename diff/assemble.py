@@ -175,6 +175,23 @@ def _by_part(items: Sequence[Item]) -> dict[Part, Item]:
     return {item.part: item for item in items if item.part is not None}
 
 
+def _read(
+    of_a: dict[Part, Item], of_b: dict[Part, Item]
+) -> tuple[dict[Part, np.ndarray], dict[Part, np.ndarray]]:
+    """Return the tensors of both runs; of equal digests one is read, which stands for both."""
+    values_a = {part: item.read() for part, item in of_a.items()}
+    known = {_content(item): values_a[part] for part, item in of_a.items() if not item.bare}
+    values_b = {}
+    for part, item in of_b.items():
+        value = known.get(_content(item)) if not item.bare else None
+        values_b[part] = item.read() if value is None else value
+    return values_a, values_b
+
+
+def _content(item: Item) -> tuple[str, tuple[int, ...], str]:
+    return item.entry.dtype, item.entry.local_shape, item.entry.digest
+
+
 def _stack_rows(
     of_a: dict[Part, Item],
     of_b: dict[Part, Item],
@@ -187,8 +204,7 @@ def _stack_rows(
         raise NotComparable("no row of one run is a row of the other")
     if not {"positions", "flat"} & set(labels) and any(x.packed or y.packed for x, y in pairs):
         pairs = _whole_rows(pairs)
-    values_a = {part: item.read() for part, item in of_a.items()}
-    values_b = {part: item.read() for part, item in of_b.items()}
+    values_a, values_b = _read(of_a, of_b)
     by_position = sum(label in ("positions", "others", "flat") for label in labels)
     whole = by_position == 1 and scale_b is None
     left: list[np.ndarray] = []
@@ -309,8 +325,8 @@ def _shared(
 ) -> Assembled:
     """Compare what has no row dimension: equal in all parts, summed over them, or part by part."""
     scales = {y.part: scale_b(y) for _, y in pairs} if scale_b else {}
-    values_a = {p: item.read() for p, item in of_a.items()}
-    values_b = {p: item.read() / scales.get(p, 1.0) for p, item in of_b.items()}
+    values_a, values_b = _read(of_a, of_b)
+    values_b = {p: value / scales.get(p, 1.0) for p, value in values_b.items()}
     if additive:
         return Assembled(
             *_crop(labels, _padded_sum(list(values_a.values())), _padded_sum(list(values_b.values())))

@@ -6,7 +6,7 @@ They are read from the tensors, by least squares, and not assumed from the wrapp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
@@ -16,7 +16,7 @@ import numpy as np
 
 from tensortrace.diff.estimate import vectors
 from tensortrace.diff.logical import Unkept
-from tensortrace.diff.stream import Readable
+from tensortrace.diff.stream import Readable, Sum
 
 _CHUNK = 1 << 16
 
@@ -89,6 +89,20 @@ class _Fitted(NamedTuple):
     norm: float
 
 
+def _different(values: Sequence[Readable]) -> tuple[list[Readable], list[int]]:
+    """Return what is not the same by its digest, to be read once, and the place in that of each value."""
+    known: dict[object, int] = {}
+    different: list[Readable] = []
+    places = []
+    for value in values:
+        key = value.digest or id(value) if isinstance(value, Sum) else id(value)
+        if key not in known:
+            known[key] = len(different)
+            different.append(value)
+        places.append(known[key])
+    return different, places
+
+
 def _fit(local: Mapping[int, Readable], gradient: Readable) -> _Fitted | None:
     """Return the factors of one parameter; None where there is nothing to measure them on.
 
@@ -98,16 +112,18 @@ def _fit(local: Mapping[int, Readable], gradient: Readable) -> _Fitted | None:
     ranks = sorted(local)
     if any(found.shape != gradient.shape for found in local.values()):
         return None
-    products = np.zeros((len(ranks) + 1, len(ranks) + 1))
+    different, places = _different([*(local[r] for r in ranks), gradient])
+    found = np.zeros((len(different), len(different)))
     count = 0
     with np.errstate(invalid="ignore", over="ignore"), suppress(Unkept):
-        for blocks in zip(*(local[r].blocks() for r in ranks), gradient.blocks(), strict=True):
+        for blocks in zip(*(values.blocks() for values in different), strict=True):
             flat = vectors(blocks)
             for start in range(0, flat[-1].size, _CHUNK):
                 rows = [f[start : start + _CHUNK].astype(np.float64) for f in flat]
                 for i, j in combinations_with_replacement(range(len(rows)), 2):
-                    products[i, j] = products[j, i] = products[i, j] + float(rows[i] @ rows[j])
+                    found[i, j] = found[j, i] = found[i, j] + float(rows[i] @ rows[j])
             count += flat[-1].size
+    products = found[np.ix_(places, places)]
     inner, towards, square = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])
     norm, size = math.sqrt(float(np.trace(inner))), math.sqrt(square)
     if not (math.isfinite(norm) and math.isfinite(size)) or count < len(ranks) or not norm or not size:

@@ -56,6 +56,8 @@ class Given(NamedTuple):
 
 def far_inside(node: Node, loaded: Assembled | Streamed, known: Known, given: Given) -> Measured | None:
     """Return quick measurements of a boundary where they tell that it is far inside of what is allowed."""
+    if isinstance(loaded, Assembled) and _is_one(loaded.a, loaded.b):
+        return None  # nothing differs
     eps, spacing, terms, noise, floor = given
     quick = measure_quickly(loaded.shape, loaded.blocks, eps=eps, spacing=spacing, terms=terms)
     if quick is None:
@@ -92,6 +94,15 @@ def measure_quickly(
         for a, b in blocks():
             meter.add_block(a.reshape(-1), b.reshape(-1))
         return meter.result(spacing)
+
+
+def _is_one(a: np.ndarray, b: np.ndarray) -> bool:
+    """Tell whether both sides are the same memory: they were read once, since their digests are equal."""
+    if a is b:
+        return True
+    if type(a) is not np.ndarray or type(b) is not np.ndarray or a.dtype != b.dtype or not a.size:
+        return False
+    return a.ctypes.data == b.ctypes.data and a.shape == b.shape and a.strides == b.strides
 
 
 def _is_plain(array: np.ndarray) -> bool:

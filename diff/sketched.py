@@ -13,6 +13,7 @@ from tensortrace.diff.logical import MADE_OF_UNSTORED, Merged, Source, Unkept
 from tensortrace.tracer.errors import NotKept
 from tensortrace.tracer.geometry import Region, full_region
 from tensortrace.tracer.identities import Follows
+from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.sketch_record import decode_numbers
 from tensortrace.tracer.sketching import numbers_of
 from tensortrace.tracer.types import Entry
@@ -54,6 +55,20 @@ def known_blocks(source: Source, entry: Entry, most: int, only: int | None = Non
         return
     try:
         yield from source.blocks(entry, most, only)
+    except NotKept as error:
+        raise Unkept(MADE_OF_UNSTORED) from error
+
+
+def known_through(source: Source, entry: Entry, most: int) -> Iterator[np.ndarray]:
+    """Yield what ``known_blocks`` does, for who goes through all of it before any result is used.
+
+    Then a tensor's digest needs no pass of its own: the last step raises where it is another.
+    """
+    if not isinstance(source, RankTrace) or sketched(source, entry) is not None:
+        yield from known_blocks(source, entry, most)
+        return
+    try:
+        yield from source.through(entry, most)
     except NotKept as error:
         raise Unkept(MADE_OF_UNSTORED) from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -189,6 +190,32 @@ def stored_parts(raw: memoryview | bytes) -> Parts:
         parts += [(len(block) << 3 | last).to_bytes(3, "little"), block]
     parts.append((xxhash.xxh64_intdigest(view) & 0xFFFFFFFF).to_bytes(4, "little"))
     return parts
+
+
+@lru_cache(maxsize=64)
+def stored_heads(content: int) -> tuple[bytes, tuple[bytes, ...]]:
+    """Return the header of a frame of raw blocks as ``stored_parts`` writes it, and those of its blocks."""
+    starts = range(0, max(content, 1), BLOCK_BYTES)
+    blocks = tuple(
+        (min(content - start, BLOCK_BYTES) << 3 | (start == starts[-1])).to_bytes(3, "little")
+        for start in starts
+    )
+    return struct.pack("<IBI", _FRAME_MAGIC, 0b1010_0100, content), blocks
+
+
+def stored_contents(raw_length: int, length: int) -> list[int] | None:
+    """Return what frames of raw blocks would hold of a blob of ``length`` bytes; None where it is no such.
+
+    That it has the length that it would have says nothing of what stands there.
+    """
+    full, rest = divmod(raw_length, FRAME_BYTES)
+    contents = [FRAME_BYTES] * full + [rest] * bool(rest)
+    return contents if sum(map(stored_length, contents)) == length and contents else None
+
+
+def stored_length(content: int) -> int:
+    """Return the length of a frame of raw blocks, as ``stored_parts`` writes it."""
+    return 9 + content + 3 * max(-(-content // BLOCK_BYTES), 1) + 4
 
 
 def skippable_frame(magic: int, payload: bytes) -> bytes:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, count
 from pathlib import Path
 
 import numpy as np
 import zstandard
 
-from tensortrace.tracer.codec import BLOCK_BYTES, FRAME_BYTES, WINDOW_BYTES, BadFrame, Decoder, Frame
+from tensortrace.tracer.codec import (
+    BLOCK_BYTES,
+    FRAME_BYTES,
+    WINDOW_BYTES,
+    BadFrame,
+    Decoder,
+    Frame,
+    stored_contents,
+    stored_heads,
+    stored_length,
+)
 from tensortrace.tracer.codec_dtypes import Bytes, dtype_of
 from tensortrace.tracer.codec_values import digest_of
 from tensortrace.tracer.errors import DamagedTrace
@@ -111,8 +122,26 @@ class RangeReader:
         self._item = dtype_of(entry.dtype).itemsize
         self.size = blob.raw_length // self._item
         with open_segment(path) as segment:
-            self._frames = blob_frames(segment, blob)
+            self._frames = _stored_frames(segment, blob) or blob_frames(segment, blob)
         self._ends = list(accumulate(frame.content for frame in self._frames))
+
+    def through(self, path: Path, stops: Sequence[int]) -> Iterator[Bytes]:
+        """Yield the logical bytes of all elements, in ranges that end at ``stops``.
+
+        The digest is checked along the way, unless it was before: nothing that was made of the tensor may be
+        used before the last step, which raises DamagedTrace where the digest is another. Else as ``read``.
+        """
+        hasher = None if self._checked else digest_of(self._entry.dtype, self._entry.local_shape)
+        start = 0
+        for stop in stops:
+            with open_segment(path) as segment:
+                found = self._logical(segment, Decoder(), start, stop)
+            if hasher is not None:
+                hasher.update(found.data)
+            yield found
+            start = stop
+        if hasher is not None:
+            self._compare(path, hasher.hexdigest())
 
     def read(self, path: Path, start: int, stop: int) -> Bytes:
         """Return the logical bytes of elements [start, stop) from the segment, which may have been sealed.
@@ -132,10 +161,12 @@ class RangeReader:
         step = FRAME_BYTES if self._blob.codec == "planes" else FRAME_BYTES // self._item
         for start in range(0, self.size, step):  # whole frames as our writer cuts them
             hasher.update(self._logical(segment, decoder, start, min(start + step, self.size)).data)
-        found = hasher.hexdigest()
+        self._compare(segment.path, hasher.hexdigest())
+
+    def _compare(self, path: Path, found: str) -> None:
         if found != self._entry.digest:
             raise DamagedTrace(
-                f"{segment.path}: offset {self._blob.offset}: the tensor of event {self._entry.event} "
+                f"{path}: offset {self._blob.offset}: the tensor of event {self._entry.event} "
                 "has another digest",
                 found=found,
                 expected=self._entry.digest,
@@ -182,6 +213,26 @@ class RangeReader:
         if cursor.position < frame.content:
             _CURSORS.put(key, cursor)
         return found
+
+
+def _stored_frames(segment: SegmentFile, blob: Blob) -> list[Frame] | None:
+    """Return the frames of a blob that our writer stored raw, from their headers alone; None where it is none.
+
+    What stands between the headers is looked at when it is read.
+    """
+    contents = stored_contents(blob.raw_length, blob.length)
+    if contents is None or blob.offset + blob.length > segment.size:
+        return None
+    frames = []
+    offset = blob.offset
+    for content in contents:
+        head, _ = stored_heads(content)
+        if segment.at(offset, len(head)) != head:
+            return None
+        length = stored_length(content)
+        frames.append(Frame(offset, length, content, offset + len(head), None))
+        offset += length
+    return frames
 
 
 def _stored(segment: SegmentFile, frame: Frame, low: int, high: int) -> Bytes | None:

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
@@ -110,16 +111,34 @@ class RankTrace:
 
         Memory is that of the range; the digest of the whole tensor was checked in a pass of its own, once.
         """
-        source, entry = self._holder(entry)
-        if source is not self:
-            return source.read_range(entry, start, stop)
-        blob, path = self._located(entry)
-        holder = entry.event if entry.same_as is None else entry.same_as
-        with self._lock:
-            reader = self._ranges.get(holder)
-            if reader is None:
-                reader = self._ranges[holder] = RangeReader(path, entry, blob)
+        reader, path = self._reader(entry)
         return values(entry.dtype, reader.read(path, start, stop))
+
+    def through(self, entry: Entry, most: int) -> Iterator[NDArray[np.generic]]:
+        """Yield the tensor as ``blocks`` does, for who goes through all of it before it uses any result.
+
+        The digest is checked along the way, in the place of a pass of its own: the last step raises
+        DamagedTrace where it is another.
+        """
+        if math.prod(entry.local_shape) <= most:
+            yield from self.blocks(entry, most)
+            return
+        shapes = [shape for _, shape in block_grid(entry.local_shape, most)]
+        reader, path = self._reader(entry)
+        stops = list(accumulate(map(math.prod, shapes)))
+        for shape, found in zip(shapes, reader.through(path, stops), strict=True):
+            yield values(entry.dtype, found).reshape(shape)
+
+    def _reader(self, entry: Entry) -> tuple[RangeReader, Path]:
+        """Return what reads ranges of an entry, and from which segment."""
+        source, entry = self._holder(entry)
+        blob, path = source._located(entry)
+        holder = entry.event if entry.same_as is None else entry.same_as
+        with source._lock:
+            reader = source._ranges.get(holder)
+            if reader is None:
+                reader = source._ranges[holder] = RangeReader(path, entry, blob)
+        return reader, path
 
     def blocks(self, entry: Entry, most: int, only: int | None = None) -> Iterator[NDArray[np.generic]]:
         """Yield the tensor in the boxes of ``block_grid``, of at most ``most`` elements each, or one alone.

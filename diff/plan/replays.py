@@ -18,7 +18,7 @@ from tensortrace.diff.compare import Sides
 from tensortrace.diff.plan.comparison import replica
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.updates import UpdateSource, update_source
-from tensortrace.diff.stream import item_blocks
+from tensortrace.diff.stream import item_blocks, whole_blocks
 from tensortrace.diff.tolerance import Unexplained, least_size, measure_unexplained, worst_beside
 from tensortrace.diff.update import UpdateInputs, amplification, predict_param, predict_state
 from tensortrace.tracer.types import Kind
@@ -101,7 +101,8 @@ class _Run:
         items = {id(item): item for item in (*read, *left.values())}
         numbers = {i: item.read() for i, item in items.items() if item.entry.local_shape != source.shape}
         whole = [i for i in items if i not in numbers]
-        for arrays in zip(*(item_blocks(items[i], only) for i in whole), strict=True):
+        found = [whole_blocks(items[i]) if only is None else item_blocks(items[i], only) for i in whole]
+        for arrays in zip(*found, strict=True):
             flat = {i: array.reshape(-1) for i, array in zip(whole, arrays, strict=True)}
             yield _Block(source, left, numbers, flat)
 
