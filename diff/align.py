@@ -125,10 +125,11 @@ class _Evidence:
     def by_position(self) -> int | None:
         """The offset under which the schedulers stand alike at the first step; None where that is unknown."""
         for here, there, sign in ((self.b, self.a, 1), (self.a, self.b, -1)):
-            wanted = scheduled(here.view(here.steps[0]), "position")
-            order = _from(here.steps[0], there.steps)
-            steps = [s for s in order if scheduled(there.view(s), "position") == wanted]
-            if wanted is not None and steps:
+            wanted = _position(here, here.steps[0])
+            if wanted is None:
+                continue
+            steps = [s for s in _from(here.steps[0], there.steps) if _position(there, s) == wanted]
+            if steps:
                 return sign * (steps[0] - here.steps[0])
         return None
 
@@ -208,6 +209,12 @@ class _Evidence:
 def _from(first: int, steps: Iterable[int]) -> list[int]:
     """Return the steps in order, the one of the same number before all others."""
     return sorted(steps, key=lambda s: (s != first, s))
+
+
+def _position(catalog: Catalog, step: int) -> float | None:
+    if not catalog.records(step, Kind.SCHEDULE, "position"):
+        return None
+    return scheduled(catalog.view(step), "position")
 
 
 def _size(slot: Slot, view: StepView) -> int:

@@ -17,6 +17,8 @@ from tensortrace.diff.history import Values, copies, starts, values_of
 from tensortrace.diff.logical import Logical, Member, Placer, Source, Together
 from tensortrace.diff.losses import Names, one_name, under_name
 from tensortrace.diff.masters import COPY, named_as_copies
+from tensortrace.diff.parts import ROW_KINDS, EvalPasses
+from tensortrace.diff.parts import Part as Part  # who asks a catalog names its parts
 from tensortrace.diff.relaid import RelaidTrace
 from tensortrace.diff.sketched import is_bare, read_known, sketched
 from tensortrace.diff.slices import SlicedRank, cut_flat
@@ -27,22 +29,8 @@ from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.selection import Selection
 from tensortrace.tracer.types import COMPILED, INIT_STEP, ROOT, Entry, Kind, Window
 
-ROW_KINDS = SAMPLE_KINDS
-"""Kinds that belong to one forward and backward pass over some rows of the batch."""
-
 EVIDENCE_KINDS = frozenset({Kind.RNG, Kind.COLLECTIVE, Kind.OPERATION, Kind.OPERATION_GRAD})
 """Kinds that are shown as evidence and never judged: they differ between correct layouts and programs."""
-
-
-class Part(NamedTuple):
-    """One data cell's pass over some rows: a microbatch, or the n-th eval pass of a step.
-
-    ``rank`` is the cell's lowest; without parallelism inside a batch, every rank is a cell.
-    """
-
-    rank: int
-    phase: str
-    number: int
 
 
 class Item(NamedTuple):
@@ -164,6 +152,30 @@ class StepView:
             found[(slot.kind, slot.name)].append(slot)
         return dict(found)
 
+    def of_member(self, name: str) -> dict[Slot, list[Item]]:
+        """Return the schedule's items, by slot, that tell of the optimizer's group that has a parameter."""
+        return self._of_member.get(name, {})
+
+    @cached_property
+    def _of_member(self) -> dict[str, dict[Slot, list[Item]]]:
+        found: dict[str, dict[Slot, list[Item]]] = defaultdict(dict)
+        for slot, items in self.find(Kind.SCHEDULE):
+            for item in items:
+                for name in dict.fromkeys(item.entry.meta.members):
+                    found[name].setdefault(slot, []).append(item)
+        return dict(found)
+
+    def number(self, item: Item) -> float:
+        """Return what an item of the schedule is, which many parameters ask for."""
+        key = id(item)
+        if key not in self._numbers:
+            self._numbers[key] = item, float(item.read())
+        return self._numbers[key][1]
+
+    @cached_property
+    def _numbers(self) -> dict[int, tuple[Item, float]]:
+        return {}  # with the items, whose ids would else go to others
+
     def calls(self, name: str) -> Sequence[str]:
         """Return the modules that a module called itself, by their names: nothing recorded lies between."""
         return self._called_by.get(name, ())
@@ -206,6 +218,10 @@ def enclosing(name: str) -> Iterator[str]:
         yield name or ROOT
 
 
+VIEWS = 6
+"""Steps of which a catalog keeps the logical tensors."""
+
+
 class Catalog:
     """The boundaries of one opened trace, step by step."""
 
@@ -222,6 +238,7 @@ class Catalog:
         self._placer = _placer(trace, ranks)
         self._ties: Ties = {}
         self._losses = Names()
+        self._views: dict[int, StepView] = {}
 
     @staticmethod
     def tie(a: Catalog, b: Catalog) -> tuple[str, ...]:
@@ -237,6 +254,8 @@ class Catalog:
         _apart(a, b)
         a._ties, b._ties = tied(a._ranked(), b._ranked())
         a._losses, b._losses = one_name(*((entry for _, entry in side._ranked()) for side in (a, b)))
+        for side in (a, b):
+            side._views.clear()
         return notes
 
     def _ranked(self) -> Iterator[tuple[int, Entry]]:
@@ -306,12 +325,27 @@ class Catalog:
         kept = window.first <= step and (window.last is None or step <= window.last)
         return kept and Selection(manifest.promise).wants(kind, name, step=step)
 
+    def records(self, step: int, kind: Kind, slot: str) -> bool:
+        """Tell whether some rank recorded such a slot in a step, which takes no view of it."""
+        held = self._by_step.get(step, ())
+        return any(entry.slot == slot and entry.kind == kind for _, entry in held)
+
     def view(self, step: int) -> StepView:
-        """Return one step's boundaries as logical tensors; empty where the step was not recorded."""
+        """Return one step's boundaries as logical tensors; empty where the step was not recorded.
+
+        The last few are kept: aligning steps looks at the same ones again and again.
+        """
+        known = self._views.pop(step, None)
+        self._views[step] = found = known or self._viewed(step)
+        if len(self._views) > VIEWS:
+            del self._views[next(iter(self._views))]
+        return found
+
+    def _viewed(self, step: int) -> StepView:
         found: dict[tuple[Slot, int], list[Member]] = defaultdict(list)
         by_event: dict[tuple[int, int], tuple[Slot, Part | None]] = {}
         again: list[Member] = []
-        passes = _EvalPasses()
+        passes = EvalPasses()
         for source, entry in self._by_step.get(step, ()):
             named = under_name(self._named(entry), self._losses)
             if named is None:
@@ -392,41 +426,6 @@ class Catalog:
 def _is_given(producer: tuple[Slot, Part | None] | None) -> bool:
     """Tell whether what a tensor came from was given to a module, and not computed."""
     return producer is not None and (producer[0].kind == Kind.INPUT or producer[0].slot.startswith("in."))
-
-
-class _EvalPasses:
-    """Places entries in parts; eval passes have no microbatch and are told apart by what a root is given.
-
-    Where several roots work on a batch (an encoder, then a head), the first one in the step begins each pass.
-    """
-
-    def __init__(self) -> None:
-        self._leader: dict[int, str] = {}
-        self._number: dict[int, int] = defaultdict(lambda: -1)
-        self._open_input: dict[int, bool] = defaultdict(bool)
-        self._first_call: dict[tuple[int, Kind, str, str], int] = {}
-        self._pass_of: dict[tuple[int, Kind, str, str], int] = {}
-
-    def place(self, rank: int, cell: int, entry: Entry, *, computed: bool) -> tuple[Part | None, int]:
-        """Return the part of an entry, and its call number within the part.
-
-        ``computed`` tells whether it came from anything but what modules were given, as a batch is.
-        """
-        if entry.kind not in ROW_KINDS:
-            return None, entry.call
-        if entry.microbatch is not None:
-            return Part(cell, "train", entry.microbatch), entry.call
-        is_input = entry.kind == Kind.INPUT and not computed
-        is_input = is_input and entry.name == self._leader.setdefault(rank, entry.name)
-        if is_input and not self._open_input[rank]:
-            self._number[rank] += 1
-        self._open_input[rank] = is_input
-        number = max(self._number[rank], 0)
-        key = (rank, entry.kind, entry.name, entry.slot)
-        if self._pass_of.get(key) != number:
-            self._pass_of[key] = number
-            self._first_call[key] = entry.call
-        return Part(cell, "eval", number), entry.call - self._first_call[key]
 
 
 def _apart(a: Catalog, b: Catalog) -> None:

@@ -216,7 +216,7 @@ class RangeReader:
 
 
 def _stored_frames(segment: SegmentFile, blob: Blob) -> list[Frame] | None:
-    """Return the frames of a blob that our writer stored raw, from their headers alone; None where it is none.
+    """Return the frames of a blob that our writer stored raw, from their headers alone; None of any other.
 
     What stands between the headers is looked at when it is read.
     """

@@ -80,9 +80,7 @@ def _slices(view: StepView) -> set[str]:
     return _trained(view) - _members(view)
 
 
-def _slicing_error(
-    slot: Slot, flat: set[str], pair: StepPair
-) -> Callable[[], Unexplained | None]:
+def _slicing_error(slot: Slot, flat: set[str], pair: StepPair) -> Callable[[], Unexplained | None]:
     """Return how to compute what of a difference the slices of the flat tensors do not explain.
 
     Vectors that are equally long hold a parameter at the same place: values that stand elsewhere in one

@@ -1,7 +1,7 @@
 """How much of what an update left differs beyond what its recorded inputs explain by its formula.
 
-What one update read serves all that it left: its moments and its parameter are computed again together, in one
-pass through the recorded tensors, a few thousand elements at a time, which stay in the processor's cache.
+What one update read serves all that it left: its moments and its parameter are computed again together, in
+one pass through the recorded tensors, a few thousand elements at a time, which stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _between(slot: Slot, a: _Piece, b: _Piece) -> Sides:
 
 def _replay(slots: Sequence[Slot], a: _Run, b: _Run) -> dict[Slot, Unexplained]:
     """Compute an update again in both runs, and measure what it left beyond that in each slot."""
-    meters = {slot: _Meter() for slot in slots}
+    meters = {slot: Meter() for slot in slots}
     if math.prod(a.source.shape) <= PIECE:
         pieces = [(x.piece(0), y.piece(0)) for x, y in zip(a.blocks(slots), b.blocks(slots), strict=True)]
         return {slot: measure_unexplained([_between(slot, *piece) for piece in pieces]) for slot in slots}
@@ -209,7 +209,7 @@ def _replay(slots: Sequence[Slot], a: _Run, b: _Run) -> dict[Slot, Unexplained]:
     return {slot: meter.result(partial(again, slot)) for slot, meter in meters.items()}
 
 
-class _Meter:
+class Meter:
     """Finds the worst element in one pass, though only after it is known what elements are held against.
 
     Of each piece is kept how bad its worst element is at most, if the least size is no less than what was
@@ -222,7 +222,7 @@ class _Meter:
 
     def add(self, place: tuple[int, int], sides: Sides) -> None:
         """Take in the piece that begins at an element of a block."""
-        unexplained, sizes = sides
+        _, sizes = sides
         with np.errstate(over="ignore", invalid="ignore"):
             squares = float(np.dot(sizes, sizes))
         if not math.isfinite(squares):

@@ -189,8 +189,8 @@ def _group_slots(name: str, call: int, pair: StepPair) -> list[Slot]:
     """Return the hyperparameter slots of the groups that hold a parameter, in either run."""
     found: dict[Slot, None] = {}
     for view in (pair.a, pair.b):
-        for slot, items in view.find(Kind.SCHEDULE):
-            if slot.call == call and any(name in i.entry.meta.members for i in items):
+        for slot in view.of_member(name):
+            if slot.call == call:
                 found[slot] = None
                 found[slot._replace(slot="members")] = None
     return list(found)

@@ -127,10 +127,9 @@ def hyperparameters(name: str, view: StepView, call: int = 0) -> tuple[dict[str,
     """Return the hyperparameters in force for a parameter, and the class of its optimizer."""
     found: dict[str, float] = {}
     optimizer = ""
-    for slot, items in view.find(Kind.SCHEDULE):
-        mine = [i for i in items if name in i.entry.meta.members]  # pipeline stages have groups of their own
-        if slot.call == call and mine:
-            found[slot.slot] = float(replica(mine).read())
+    for slot, mine in view.of_member(name).items():  # pipeline stages have groups of their own
+        if slot.call == call:
+            found[slot.slot] = view.number(replica(mine))
             optimizer = mine[0].entry.meta.optimizer or optimizer
     return found, optimizer
 
@@ -138,4 +137,4 @@ def hyperparameters(name: str, view: StepView, call: int = 0) -> tuple[dict[str,
 def skipped(view: StepView) -> bool:
     """Tell whether an optimizer skipped its step in this window."""
     items = [i for s, found in view.find(Kind.SCHEDULE) if s.slot == "skipped" for i in found]
-    return any(int(i.read()) for i in items)
+    return any(int(view.number(i)) for i in items)

@@ -20,8 +20,8 @@ from tensortrace.diff.tolerance import (
     judge_exact,
     judge_model,
     judge_own,
-    measure_unexplained,
     measure_peak,
+    measure_unexplained,
 )
 
 SINGLE = EPS["float32"]

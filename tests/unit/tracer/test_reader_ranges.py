@@ -88,3 +88,43 @@ def test_reading_block_by_block_takes_a_fraction_of_the_tensor(tmp_path: Path) -
     tracemalloc.stop()
     assert found == total
     assert peak < 64 << 20  # a frame of each plane while the digest is checked, then a few blocks
+
+
+def test_going_through_a_tensor_gives_its_blocks(tmp_path: Path) -> None:
+    rank = stored(tmp_path / "t", np.random.default_rng(0).normal(size=(30, 700)).astype(np.float32))
+    entry = rank.entries[0]
+    for most in (1000, 21_000):
+        found, blocks = list(rank.through(entry, most)), list(rank.blocks(entry, most))
+        assert [b.shape for b in found] == [b.shape for b in blocks]
+        assert all(np.array_equal(x, y) for x, y in zip(found, blocks, strict=True))
+
+
+_HEAD, _BLOCK = 9, 128 << 10
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [0, 4, 5, _HEAD, _HEAD + 2, _HEAD + 3, _HEAD + 3 + _BLOCK, _HEAD + 3 + _BLOCK + 2, 1_500_000],
+    ids=["magic", "descriptor", "size", "header", "header's end", "first", "next header", "its end", "later"],
+)
+def test_a_flipped_bit_of_what_is_stored_raw_is_found_however_it_is_read(
+    tmp_path: Path, offset: int
+) -> None:
+    """In the headers of a frame and of its blocks, which are read with the bytes, and in the bytes."""
+    array = np.random.default_rng(0).integers(0, 255, 5_000_000, np.uint8)
+    folder = write_trace(tmp_path / "t", [[({}, array)]])
+    path = next(layout.rank_folder(folder, 0).glob("seg*"))
+    blob = Trace.open(folder).ranks[0].entries[0].blob
+    assert blob is not None
+    assert blob.codec == "raw"
+    data = bytearray(path.read_bytes())
+    data[blob.offset + offset] ^= 1
+    path.write_bytes(data)
+    for read in (
+        lambda rank, entry: rank.read(entry),
+        lambda rank, entry: rank.read_range(entry, 4_999_000, 5_000_000),
+        lambda rank, entry: list(rank.through(entry, 1 << 20)),
+    ):
+        rank = Trace.open(folder).ranks[0]
+        with pytest.raises(DamagedTrace):
+            read(rank, rank.entries[0])
