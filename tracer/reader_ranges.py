@@ -250,7 +250,7 @@ def _stored(segment: SegmentFile, frame: Frame, low: int, high: int) -> Bytes | 
         begin = block * BLOCK_BYTES
         length = min(BLOCK_BYTES, out.size - begin)
         header = int.from_bytes(data[begin + 3 * block : begin + 3 * block + 3].tobytes(), "little")
-        if header >> 1 != length << 2:
-            return None  # not a raw block of this length
+        if header != (length << 3 | (first + block == blocks - 1)):
+            return None  # not a raw block of this length, or not the last one where it should be
         out[begin : begin + length] = data[begin + 3 * block + 3 :][:length]
     return out[low - first * BLOCK_BYTES : high - first * BLOCK_BYTES]
