@@ -107,9 +107,7 @@ _HEAD, _BLOCK = 9, 128 << 10
     [0, 4, 5, _HEAD, _HEAD + 2, _HEAD + 3, _HEAD + 3 + _BLOCK, _HEAD + 3 + _BLOCK + 2, 1_500_000],
     ids=["magic", "descriptor", "size", "header", "header's end", "first", "next header", "its end", "later"],
 )
-def test_a_flipped_bit_of_what_is_stored_raw_is_found_however_it_is_read(
-    tmp_path: Path, offset: int
-) -> None:
+def test_a_flipped_bit_of_what_is_stored_raw_is_found_however_it_is_read(tmp_path: Path, offset: int) -> None:
     """In the headers of a frame and of its blocks, which are read with the bytes, and in the bytes."""
     array = np.random.default_rng(0).integers(0, 255, 5_000_000, np.uint8)
     folder = write_trace(tmp_path / "t", [[({}, array)]])
