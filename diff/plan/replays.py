@@ -67,7 +67,8 @@ class Replays:
                 if other == slot or not a or not b or self.of(other) is None:
                     continue
                 x, y = replica(a), replica(b)
-                if x.entry.digest != y.entry.digest and not x.bare and not y.bare:
+                there = all(item.source.stored(item.entry) for item in (x, y))  # else only it is not judged
+                if there and x.entry.digest != y.entry.digest:
                     found.append(other)
         return found
 
