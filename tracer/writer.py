@@ -164,7 +164,7 @@ class RankWriter:
 
     def _put(self, segment: SegmentWriter, boundary: Boundary, data: Bytes, hurried: bool) -> Blob:
         offset = segment.size
-        codec = self._encoder.codec_of(boundary.dtype, data.size, hurried=hurried)
+        codec = self._encoder.codec_of(boundary.dtype, data, hurried=hurried)
         segment.put(self._encoder.frames(codec, boundary.dtype, data, hurried=hurried))
         return Blob(segment.number, offset, segment.size - offset, data.size, codec)
 
