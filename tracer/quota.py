@@ -35,11 +35,11 @@ class Metered:
         self._look_at = 0
         self.full: str | None = None
 
-    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> object:
+    def append(self, boundary: Boundary, payload: NDArray[np.uint8], *, hurried: bool = False) -> object:
         """Store one boundary, or drop it where a limit has been reached."""
         if self._drops(boundary):
             return None
-        return self._count(self._store.append(boundary, payload))
+        return self._count(self._store.append(boundary, payload, hurried=hurried))
 
     @property
     def remembers(self) -> int:

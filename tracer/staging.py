@@ -28,7 +28,10 @@ MOST_QUEUED = 1 << 15
 """Boundaries that may wait, however small: a record of one takes a KiB beside its bytes."""
 
 HURRIED = 0.25
-"""The share of the buffer in use from which on the store is asked to be quick rather than thorough."""
+"""The share of the buffer in use from which on the store is asked to be quick rather than thorough.
+
+It is asked to be quick also with tensors of a training on the CPU, whose cores are the ones we would use.
+"""
 
 GIVE_UP_S = 60.0
 """At the end of a program we wait for the writer as long as it gets something done in this time."""
@@ -40,8 +43,8 @@ class Store(Protocol):
     ``append`` must not keep a reference to ``payload`` (uint8), whose memory is reused after it returns.
     """
 
-    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> object:
-        """Store one boundary."""
+    def append(self, boundary: Boundary, payload: NDArray[np.uint8], *, hurried: bool = False) -> object:
+        """Store one boundary; ``hurried`` asks for speed rather than size."""
 
 
 @runtime_checkable
@@ -266,10 +269,10 @@ class Stage:
             if job.wait is not None:
                 job.wait()
             data = job.lease.memory.numpy()
+            hurried = job.wait is None or self._room.used > HURRIED * self._room.capacity
             if self._remembering is None or job.digest is None:
-                self._store.append(job.boundary, data)
+                self._store.append(job.boundary, data, hurried=hurried)
             else:
-                hurried = self._room.used > HURRIED * self._room.capacity
                 self._remembering.append_known(job.boundary, job.digest, data, hurried=hurried)
         finally:
             self._give_back(job.lease)

@@ -72,16 +72,18 @@ class RankWriter:
         self._index = GrowingFile(self.folder / layout.INDEX)
         self._open_segment()
 
-    def append(self, boundary: Boundary, payload: Payload) -> Entry:
+    def append(self, boundary: Boundary, payload: Payload, *, hurried: bool = False) -> Entry:
         """Store one boundary and return its index entry, as written.
 
-        ``payload`` are the logical bytes: little-endian elements in row-major order, contiguous. Raises
+        ``payload`` are the logical bytes: little-endian elements in row-major order, contiguous.
+        ``hurried`` asks for speed rather than size, where ``compress`` leaves the choice. Raises
         OSError where they cannot be written, TraceError where the boundary can't be (unknown dtype, wrong
         size, a name that no reader accepts).
         """
         data = _flat_bytes(payload)
         self._check_size(boundary, data)
-        return self.append_known(boundary, digest(boundary.dtype, boundary.local_shape, data), data)
+        found = digest(boundary.dtype, boundary.local_shape, data)
+        return self.append_known(boundary, found, data, hurried=hurried)
 
     @property
     def remembers(self) -> int:
@@ -91,10 +93,8 @@ class RankWriter:
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
     ) -> Entry:
-        """Store one boundary whose digest is known; without a payload also its content must be.
-
-        ``hurried`` asks for speed rather than size, where ``compress`` leaves the choice.
-        TraceError where it is not.
+        """Store one boundary whose digest is known, as ``append`` does; without a payload also its content
+        must be, else TraceError.
         """
         if self._index.closed:
             raise TraceError(f"{self.folder}: appended to after it was closed")
@@ -127,7 +127,7 @@ class RankWriter:
             stats = statistics(boundary.dtype, data)
         kept = self._keeping.decide(boundary, data, hexdigest)
         blob = self._put(segment, boundary, data, hurried) if event is None and kept.in_full else None
-        fields = {name: getattr(boundary, name) for name in Boundary.__struct_fields__}
+        fields = msgspec.structs.asdict(boundary)
         fields |= self._place(boundary.shard)
         entry = Entry(
             **fields, digest=hexdigest, stats=stats, blob=blob, same_as=event,

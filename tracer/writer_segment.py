@@ -57,7 +57,7 @@ class SegmentWriter:
 
     def rollback(self, size: int) -> None:
         """Forget what lies behind ``size``, which a failed write may have left."""
-        self._pending.clear()
+        self._pending = bytearray()
         self._file.truncate(size)
 
     def _gather(self, frame: Parts) -> None:
@@ -79,8 +79,7 @@ class SegmentWriter:
             parts.append(part)
             room -= len(part)
         self._file.append(*parts)
-        del part, parts
-        self._pending.clear()
+        self._pending = bytearray()
 
     def seal(self) -> None:
         """Write the header over the reserved front and give the file its final name; once."""

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tensortrace.tracer import staging
+from tensortrace.tracer.copies import copy_bytes
 from tensortrace.tracer.settings import Pressure
 from tensortrace.tracer.staging import Stage
 from tensortrace.tracer.types import Boundary, Kind
@@ -25,16 +26,18 @@ class Gate:
         self.opened = threading.Event()
         self.entered = threading.Event()
         self.got: list[tuple[int, bytes | None]] = []
+        self.hurried: list[bool] = []
         self._error_at = error_at
         if is_open:
             self.opened.set()
 
-    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> None:
+    def append(self, boundary: Boundary, payload: NDArray[np.uint8], *, hurried: bool = False) -> None:
         self.entered.set()
         assert self.opened.wait(PATIENCE_S)
         if boundary.event == self._error_at:
             raise OSError(28, "full")
         self.got.append((boundary.event, payload.tobytes()))
+        self.hurried.append(hurried)
 
 
 class Rig:
@@ -195,7 +198,7 @@ class Memory(Gate):
     ) -> None:
         self.entered.set()
         assert self.opened.wait(PATIENCE_S)
-        self.hurried = [*getattr(self, "hurried", []), hurried]
+        self.hurried.append(hurried)
         self.got.append((boundary.event, None if payload is None else payload.tobytes()))
 
 
@@ -247,8 +250,21 @@ def test_boundaries_that_wait_are_counted_however_small(monkeypatch: pytest.Monk
     assert rig.stage.close()
 
 
-def test_the_store_is_told_to_hurry_while_the_buffer_fills() -> None:
-    store = Memory(is_open=False)
+def test_the_store_is_told_to_hurry_where_cores_train() -> None:
+    store = Memory()
+    rig = Rig(store)
+    assert rig.add(torch.ones(4))
+    assert rig.stage.close()
+    assert store.hurried == [True]
+
+
+def test_the_store_is_told_to_hurry_while_the_buffer_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy_from_a_device(tensor: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+        copy_bytes(tensor, target)
+        return lambda: None
+
+    monkeypatch.setattr(staging, "copy_bytes", copy_from_a_device)
+    store = Gate(is_open=False)
     rig = Rig(store, capacity=1024)
     for number in range(8):
         assert rig.add(torch.full((16,), float(number)))

@@ -195,6 +195,10 @@ class FullDisk:
         self.room -= written
         return written
 
+    def vector(self, descriptor: int, parts: list[bytes | memoryview], offset: int) -> int:
+        """Stand for ``os.pwritev``."""
+        return self(descriptor, b"".join(parts), offset)
+
 
 def append_until_refused(writer: RankWriter) -> int:
     """Append events from 1 on until the disk is full; return the first that failed."""
@@ -221,6 +225,37 @@ def test_a_full_disk_costs_the_boundary_being_written_and_no_other(
     assert [entry.event for entry in rank.entries] == list(range(finished))
     for entry in rank.entries[1:]:
         np.testing.assert_array_equal(rank.read(entry), np.full(50, entry.event, "<f4"))
+    assert damage(tmp_path) == []
+
+
+@pytest.mark.parametrize("room", [0, 5, 100_000, 550_000, 1_200_000, 1_200_300])
+def test_a_full_disk_in_a_large_tensor_leaves_what_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    writer = RankWriter(tmp_path, 0)
+    append(writer, 0)
+    large = np.random.default_rng(0).standard_normal(300_000).astype("<f4")  # 1,200,000 bytes
+    disk = FullDisk(room)
+    monkeypatch.setattr(os, "pwrite", disk)
+    monkeypatch.setattr(os, "pwritev", disk.vector)
+    with pytest.raises(OSError, match="No space left"):
+        writer.append(boundary_of(1, large), large, hurried=True)
+    monkeypatch.undo()
+    writer.close()
+    rank = Trace.open(tmp_path).ranks[0]
+    assert [entry.event for entry in rank.entries] == [0]
+    assert damage(tmp_path) == []
+
+
+@pytest.mark.parametrize("elements", [1, 15_000, 16_400, 131_072, 300_000, 2_500_000])
+def test_tensors_of_every_length_come_back_behind_others(tmp_path: Path, elements: int) -> None:
+    arrays = [np.random.default_rng(n).standard_normal(elements + n).astype("<f4") for n in range(3)]
+    with RankWriter(tmp_path, 0) as writer:
+        for event, array in enumerate(arrays):
+            writer.append(boundary_of(event, array), array, hurried=event < 2)
+    rank = Trace.open(tmp_path).ranks[0]
+    for entry, array in zip(rank.entries, arrays, strict=True):
+        np.testing.assert_array_equal(rank.read(entry), array)
     assert damage(tmp_path) == []
 
 
