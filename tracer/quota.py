@@ -46,6 +46,10 @@ class Metered:
         """For how many further boundaries the store behind this one knows a content."""
         return self._store.remembers if isinstance(self._store, Remembering) else 0
 
+    def held(self, boundary: Boundary) -> str:
+        """Name how the store behind this one holds a boundary."""
+        return self._store.held(boundary) if isinstance(self._store, Remembering) else ""
+
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
     ) -> object:

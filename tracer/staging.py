@@ -52,13 +52,17 @@ class Remembering(Store, Protocol):
     """A store that knows its latest contents by their digests.
 
     After ``append_known`` with a payload its content is known for the next ``remembers`` calls of either
-    method at least, as it is after one without: these have the bytes of a known content. The digest is that
-    of an index line; where ``remembers`` is 0 no content is known.
+    method at least, as it is after one without: these have the bytes of a known content. It is known for
+    boundaries that are ``held`` alike. The digest is that of an index line; where ``remembers`` is 0 no
+    content is known.
     """
 
     @property
     def remembers(self) -> int:
         """For how many further boundaries a content is known."""
+
+    def held(self, boundary: Boundary) -> str:
+        """Name how a boundary is held, in full or not; may be called on any thread."""
 
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
@@ -223,13 +227,16 @@ class Stage:
 
     def _push_boundary(self, job: _Copied) -> None:
         """Queue a boundary, without its bytes where the store will know them by then."""
+        known = None
+        if job.digest is not None and self._remembering is not None:
+            known = job.digest + self._remembering.held(job.boundary)
         with self._changed:
-            if job.digest is not None and self._latest.holds(job.digest):
+            if job.digest is not None and known is not None and self._latest.holds(known):
                 self._release(job.lease)  # and wake nobody: the writer has nothing to do yet
                 self._push(_Repeated(job.boundary, job.digest))
             else:
                 self._push(job, job.lease.memory.numel())
-            self._latest.add(job.digest)
+            self._latest.add(known)
 
     def _push(self, job: _Job, size_bytes: int = 0) -> None:
         with self._changed:

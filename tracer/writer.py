@@ -90,11 +90,16 @@ class RankWriter:
         """For how many further boundaries a content is known; 0 where each is looked at again anyhow."""
         return 0 if self._keeping.needs_bytes else self._dedup
 
+    def held(self, boundary: Boundary) -> str:
+        """Name how a boundary is held: of a known content only what is held alike needs no bytes."""
+        return self._keeping.held(boundary)
+
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
     ) -> Entry:
-        """Store one boundary whose digest is known, as ``append`` does; without a payload also its content
-        must be, else TraceError.
+        """Store one boundary whose digest is known; without a payload also its content must be.
+
+        Raises TraceError where it is not, and as ``append`` does.
         """
         if self._index.closed:
             raise TraceError(f"{self.folder}: appended to after it was closed")
@@ -123,9 +128,9 @@ class RankWriter:
     ) -> Entry:
         """Write the frames, then the record, then the index line; memory changes only afterwards."""
         event, stats = self._seen.get(hexdigest, (None, None))
+        kept = self._keeping.decide(boundary, data, hexdigest)
         if stats is None:
             stats = statistics(boundary.dtype, data)
-        kept = self._keeping.decide(boundary, data, hexdigest)
         blob = self._put(segment, boundary, data, hurried) if event is None and kept.in_full else None
         fields = msgspec.structs.asdict(boundary)
         fields |= self._place(boundary.shard)
@@ -163,6 +168,7 @@ class RankWriter:
         self._index.append(line)
 
     def _put(self, segment: SegmentWriter, boundary: Boundary, data: Bytes, hurried: bool) -> Blob:
+        self._check_size(boundary, data)  # there may be none of a content that was not kept before
         offset = segment.size
         codec = self._encoder.codec_of(boundary.dtype, data, hurried=hurried)
         segment.put(self._encoder.frames(codec, boundary.dtype, data, hurried=hurried))
@@ -187,6 +193,7 @@ class RankWriter:
         """Remember content and the event that holds it, None where its bytes were not kept."""
         if not self._dedup:
             return
+        self._seen.pop(entry.digest, None)
         if len(self._seen) >= self._dedup:
             del self._seen[next(iter(self._seen))]  # the oldest
         assert entry.stats is not None

@@ -54,18 +54,18 @@ class Rig:
     def _end(self) -> None:
         self.ends += 1
 
-    def add(self, tensor: torch.Tensor) -> bool:
+    def add(self, tensor: torch.Tensor, slot: str = "model") -> bool:
         lease = self.stage.lend(tensor)
         if lease is None:
             return False
-        self.stage.put(tensor, lease)(boundary(self._event, tensor))
+        self.stage.put(tensor, lease)(boundary(self._event, tensor, slot))
         self._event += 1
         return True
 
 
-def boundary(event: int, tensor: torch.Tensor) -> Boundary:
+def boundary(event: int, tensor: torch.Tensor, slot: str = "model") -> Boundary:
     return Boundary(
-        event=event, step=0, microbatch=None, kind=Kind.PARAM, name="p", slot="model",
+        event=event, step=0, microbatch=None, kind=Kind.PARAM, name="p", slot=slot,
         dtype="float32", local_shape=tuple(tensor.shape),
     )  # fmt: skip
 
@@ -193,6 +193,9 @@ class Memory(Gate):
 
     remembers = 8
 
+    def held(self, boundary: Boundary) -> str:
+        return boundary.slot
+
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
     ) -> None:
@@ -215,6 +218,15 @@ def test_a_content_that_the_store_knows_is_not_given_again() -> None:
     store.opened.set()
     assert rig.stage.close()
     assert store.got == [(0, bytes_of_one), (1, None), (2, bytes_of_one), (3, None), (4, None)]
+
+
+def test_a_content_is_known_only_for_what_is_held_alike() -> None:
+    store = Memory()
+    rig = Rig(store)
+    for slot in ("model", "master", "model", "master"):
+        assert rig.add(torch.ones(4), slot)
+    assert rig.stage.close()
+    assert [payload is None for _, payload in store.got] == [False, False, True, True]
 
 
 def test_a_write_that_no_version_tells_of_is_seen() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tensortrace.tracer import writer as writer_module
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.reader import Trace, check
-from tensortrace.tracer.types import Entry, Placement, Promise, RankManifest, Shard
+from tensortrace.tracer.types import Entry, Kind, Placement, Promise, RankManifest, Shard
 from tensortrace.tracer.writer import RankWriter
 from tests.synthetic import boundary_of
 
@@ -278,10 +278,31 @@ def test_a_content_that_occurs_again_is_forgotten_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("promise", "remembers"), [(Promise(steps=((0, 3),)), True), (Promise(level="stats"), False)]
+    ("promise", "remembers"),
+    [
+        (Promise(steps=((0, 3),)), True),
+        (Promise(level="stats"), True),
+        (Promise(level="sketch"), False),
+        (Promise(dedup_replicas=True), False),
+    ],
 )
-def test_contents_count_as_known_only_where_all_is_kept_in_full(
+def test_contents_count_as_known_only_where_bytes_tell_all(
     tmp_path: Path, promise: Promise, remembers: bool
 ) -> None:
     with RankWriter(tmp_path, 0, promise=promise) as writer:
         assert bool(writer.remembers) == remembers
+
+
+def test_a_known_content_of_which_statistics_were_kept_needs_bytes_to_be_kept_in_full(tmp_path: Path) -> None:
+    array = np.arange(1000, dtype="<f4")
+    like = boundary_of(1, array, kind=Kind.ACTIVATION), boundary_of(2, array, kind=Kind.INPUT)
+    with RankWriter(tmp_path, 0, promise=Promise(level="stats")) as writer:
+        first = append(writer, 0, array, kind=Kind.ACTIVATION)
+        again = writer.append_known(like[0], first.digest, None)
+        assert [writer.held(boundary) for boundary in like] == ["stats", "full"]
+        with pytest.raises(TraceError, match="0 bytes"):
+            writer.append_known(like[1], first.digest, None)
+        stored = writer.append_known(like[1], first.digest, array)
+    assert (again.blob, again.same_as, again.stats) == (None, None, first.stats)
+    assert stored.blob is not None
+    assert damage(tmp_path) == []
