@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tensortrace.tracer import layout
@@ -37,6 +38,11 @@ class GrowingFile:
             os.ftruncate(self._descriptor, self.size)
             raise
         self.size += size
+
+    def let_go(self) -> None:
+        """Ask the kernel to write out what it holds of the file, and not to hold what it has written out."""
+        with suppress(OSError):  # it is only advice, which a file system need not take
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def overwrite_front(self, data: bytes) -> None:
         """Replace the first bytes."""

@@ -14,6 +14,11 @@ _WRITE_BYTES = 512 << 10
 """What goes into one write. The kernel takes pages for a write of megabytes in large pieces, for which it may
 have to move others: ten times the time."""
 
+_HELD_BYTES = 32 << 20
+"""How much the kernel is left to hold before it is asked to let go. A recording would fill its page cache,
+push out what the training reads, and take ever new memory for it: under a hypervisor that hands memory out
+page by page a write then takes four times the CPU time."""
+
 _GATHER_BYTES = 64 << 10
 """Frames are copied together up to here, to save writes; of longer ones the bytes are written from where
 they are."""
@@ -32,6 +37,7 @@ class SegmentWriter:
         self._reserved = reserved_bytes
         self._file = GrowingFile(folder / layout.segment_name(number))
         self._pending = bytearray()
+        self._let_go_at = _HELD_BYTES
         try:
             self._file.append(skippable_frame(FILLER_MAGIC, bytes(reserved_bytes - 8)))
         except OSError:
@@ -72,7 +78,7 @@ class SegmentWriter:
         """Write what was gathered and a frame, up to each multiple of a write's size."""
         parts: list[memoryview] = []
         room = _WRITE_BYTES - self._file.size % _WRITE_BYTES
-        for part in map(memoryview, (self._pending, *frame)):
+        for part in (memoryview(self._pending), *(memoryview(part) for part in frame)):
             while len(part) >= room:
                 self._file.append(*parts, part[:room])
                 part, room, parts = part[room:], _WRITE_BYTES, []
@@ -80,6 +86,9 @@ class SegmentWriter:
             room -= len(part)
         self._file.append(*parts)
         self._pending = bytearray()
+        if self._file.size >= self._let_go_at:
+            self._let_go_at = self._file.size + _HELD_BYTES
+            self._file.let_go()
 
     def seal(self) -> None:
         """Write the header over the reserved front and give the file its final name; once."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tensortrace.tracer import writer as writer_module
+from tensortrace.tracer import writer_segment
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.reader import Trace, check
 from tensortrace.tracer.types import Entry, Kind, Placement, Promise, RankManifest, Shard
@@ -256,6 +257,27 @@ def test_tensors_of_every_length_come_back_behind_others(tmp_path: Path, element
     rank = Trace.open(tmp_path).ranks[0]
     for entry, array in zip(rank.entries, arrays, strict=True):
         np.testing.assert_array_equal(rank.read(entry), array)
+    assert damage(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [None, OSError(errno.EINVAL, "Invalid argument")])
+def test_the_kernel_is_asked_to_let_go_of_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    asked = []
+
+    def advise(descriptor: int, offset: int, length: int, advice: int) -> None:
+        asked.append((os.fstat(descriptor).st_size >> 20, offset, length, advice))
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(writer_segment, "_HELD_BYTES", 3 << 20)
+    arrays = [np.full(1 << 18, event, "<f4") + np.arange(1 << 18, dtype="<f4") for event in range(8)]  # 1 MiB
+    with RankWriter(tmp_path, 0, compress="none") as writer:
+        for event, array in enumerate(arrays):
+            writer.append(boundary_of(event, array), array)
+    assert asked == [(size, 0, 0, os.POSIX_FADV_DONTNEED) for size in (3, 6)]
     assert damage(tmp_path) == []
 
 
