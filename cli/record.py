@@ -78,7 +78,7 @@ from tensortrace.tracer.settings import Compress
 @click.option(
     "--compress", type=click.Choice(get_args(Compress)), default="auto",
     help="How tensors are held: byte planes, compressed fast (planes) or as far as possible (best); as they "
-    "are (none); planes unless writing falls behind (auto).",
+    "are (none); planes where cores are spare or much is gained (auto).",
 )  # fmt: skip
 @click.option(
     "--layout",

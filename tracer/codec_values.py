@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import xxhash
@@ -11,12 +12,22 @@ from numpy.typing import NDArray
 from tensortrace.tracer.codec_dtypes import Bytes, dtype_of, values
 from tensortrace.tracer.types import Stats
 
-_BLOCK = 32 << 10
+_BLOCK = 64 << 10
 """Elements that are looked at together: few enough for the cache, in float64 too."""
 
 _DOT = 8 << 10
 """Elements of one inner product. Beyond 10,000 BLAS hands it to threads of its own, which then spin on the
 cores that train."""
+
+
+class _Space(threading.local):
+    """Memory of a thread for a block in float64: fresh memory would cost more than the block's statistics."""
+
+    def __init__(self) -> None:
+        self.wide = np.empty(_BLOCK, "f8")
+
+
+_space = _Space()
 
 
 def digest(dtype: str, shape: tuple[int, ...], data: Bytes) -> str:
@@ -61,11 +72,10 @@ class _Running:
         self.sum = 0.0
         self.l2 = 0.0
         self.ordered = True
-        self._wide = np.empty(_BLOCK, "f8")
 
     def add(self, chunk: NDArray[np.generic]) -> None:
         """Take in a chunk of at most ``_BLOCK`` real numbers or booleans."""
-        wide = self._wide[: chunk.size]
+        wide = _space.wide[: chunk.size]
         np.copyto(wide, chunk)
         ends = chunk if chunk.dtype.kind == "f" and chunk.itemsize > 2 else wide  # the faster of the two
         low, high = float(np.minimum.reduce(ends)), float(np.maximum.reduce(ends))
@@ -123,8 +133,13 @@ def _norm(wide: NDArray[np.float64]) -> float:
 
 
 def _squares(wide: NDArray[np.float64]) -> float:
-    parts = (wide[start : start + _DOT] for start in range(0, wide.size, _DOT))
-    return sum(float(np.dot(part, part)) for part in parts)
+    whole = wide.size // _DOT * _DOT
+    rest = wide[whole:]
+    total = float(np.dot(rest, rest))
+    if whole:
+        rows = wide[:whole].reshape(-1, _DOT)
+        total += float(np.matmul(rows[:, None], rows[:, :, None]).sum())  # an inner product of each row
+    return total
 
 
 def _representable(number: float) -> float | None:

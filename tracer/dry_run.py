@@ -23,7 +23,7 @@ class Tally:
         self._step_count: Counter[Kind] = Counter()
         self._manifest: RankManifest | None = None
 
-    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> None:
+    def append(self, boundary: Boundary, payload: NDArray[np.uint8], *, hurried: bool = False) -> None:
         """Count one boundary."""
         if boundary.step == INIT_STEP:
             self._init_bytes += payload.nbytes

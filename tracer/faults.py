@@ -22,13 +22,13 @@ class Faulty:
         self._full_at = full_at
         self._count = 0
 
-    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> object:
+    def append(self, boundary: Boundary, payload: NDArray[np.uint8], *, hurried: bool = False) -> object:
         """Store one boundary, late or not at all."""
         time.sleep(self._delay_s)
         self._count += 1
         if self._full_at is not None and self._count >= self._full_at:
             raise OSError(errno.ENOSPC, "No space left on device (injected)")
-        return self._store.append(boundary, payload)
+        return self._store.append(boundary, payload, hurried=hurried)
 
     def end_step(self) -> None:
         """Pass on."""

@@ -61,7 +61,9 @@ class FlightStore:
         self._open: _Step | None = None
         self._window = Window()
 
-    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> Entry | None:
+    def append(
+        self, boundary: Boundary, payload: NDArray[np.uint8], *, hurried: bool = False
+    ) -> Entry | None:
         """Store one boundary; None once the window is complete."""
         if self._window.last is not None:
             return None
@@ -71,7 +73,7 @@ class FlightStore:
         if self._open.update is None and _begins_update(boundary):
             self._open.update = self._writer.cut()
         self._open.step = max(self._open.step, boundary.step)
-        entry = self._writer.append(boundary, payload)
+        entry = self._writer.append(boundary, payload, hurried=hurried)
         self._watch.see(entry)
         return entry
 

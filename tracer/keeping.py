@@ -24,25 +24,28 @@ class Kept(NamedTuple):
 
 _IN_FULL, _STATS = Kept(), Kept(in_full=False)
 
-_SELECTION: dict[str, tuple[object, ...]] = {
+_INDEPENDENT: dict[str, object] = {
     "steps": (), "kinds": (), "include": (), "exclude": (), "zoom": (), "zoom_steps": (),
+    "level": "full", "levels": (),
 }  # fmt: skip
-"""The fields of a promise that say which boundaries there are, not how they are kept."""
+"""The fields of a promise that say which boundaries there are, and how each is kept by itself."""
 
 
 class Keeping:
     """Sees every boundary of one rank in order; used by its writer thread.
 
     ``needs_bytes`` tells whether it may want to see, or keep, the bytes of a boundary whose content is known
-    already: so it is wherever the promise is more than full values of a selection.
+    already: for a sketch, which depends on places too, and where it decides by what went before.
     """
 
     def __init__(self, promise: Promise) -> None:
         """Raise ValueError for levels that are none."""
         self._levels = Levels(promise)
         self._spares = Spares() if promise.dedup_replicas else None
-        self.needs_bytes = msgspec.structs.replace(promise, **_SELECTION) != Promise()
         self._sketcher = Sketcher() if Levels.sketches(promise) else None
+        by_itself = msgspec.structs.replace(promise, **_INDEPENDENT) == Promise()
+        self.needs_bytes = self._sketcher is not None or not by_itself
+        self._all_full = promise.level == "full" and not promise.levels
 
     def know(self, meshes: Mapping[str, Mesh]) -> None:
         """Take note of the meshes that shards refer to."""
@@ -55,6 +58,10 @@ class Keeping:
             self._sketcher.forget()
         if self._spares is not None:
             self._spares.forget()
+
+    def held(self, boundary: Boundary) -> str:
+        """Name how a boundary is kept; may be called on any thread."""
+        return "full" if self._all_full else self._levels.of(boundary).keeps
 
     def decide(self, boundary: Boundary, data: Bytes, digest: str) -> Kept:
         """Return what to keep; what should have a sketch and can have none is kept in full."""

@@ -68,10 +68,10 @@ def check_entry(entry: Entry) -> None:
 
 
 def _check_references(entry: Entry) -> None:
-    references = {"same_as": entry.same_as, "shard_ref": entry.shard_ref, "sketch_ref": entry.sketch_ref}
-    for name, event in references.items():
-        _number(name, event or 0)
-        _require(event != entry.event, name, event)
+    for name in ("same_as", "shard_ref", "sketch_ref"):
+        if (event := getattr(entry, name)) is not None:
+            _number(name, event)
+            _require(event != entry.event, name, event)
     _require(entry.blob is None or entry.same_as is None, "same_as", "beside a blob")
     _require(entry.shard is None or entry.shard_ref is None, "shard_ref", "beside a shard")
     _require(entry.sketch is None or entry.sketch_ref is None, "sketch_ref", "beside a sketch")

@@ -35,16 +35,20 @@ class Metered:
         self._look_at = 0
         self.full: str | None = None
 
-    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> object:
+    def append(self, boundary: Boundary, payload: NDArray[np.uint8], *, hurried: bool = False) -> object:
         """Store one boundary, or drop it where a limit has been reached."""
         if self._drops(boundary):
             return None
-        return self._count(self._store.append(boundary, payload))
+        return self._count(self._store.append(boundary, payload, hurried=hurried))
 
     @property
     def remembers(self) -> int:
         """For how many further boundaries the store behind this one knows a content."""
         return self._store.remembers if isinstance(self._store, Remembering) else 0
+
+    def held(self, boundary: Boundary) -> str:
+        """Name how the store behind this one holds a boundary."""
+        return self._store.held(boundary) if isinstance(self._store, Remembering) else ""
 
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False

@@ -28,7 +28,10 @@ MOST_QUEUED = 1 << 15
 """Boundaries that may wait, however small: a record of one takes a KiB beside its bytes."""
 
 HURRIED = 0.25
-"""The share of the buffer in use from which on the store is asked to be quick rather than thorough."""
+"""The share of the buffer in use from which on the store is asked to be quick rather than thorough.
+
+It is asked to be quick also with tensors of a training on the CPU, whose cores are the ones we would use.
+"""
 
 GIVE_UP_S = 60.0
 """At the end of a program we wait for the writer as long as it gets something done in this time."""
@@ -40,8 +43,8 @@ class Store(Protocol):
     ``append`` must not keep a reference to ``payload`` (uint8), whose memory is reused after it returns.
     """
 
-    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> object:
-        """Store one boundary."""
+    def append(self, boundary: Boundary, payload: NDArray[np.uint8], *, hurried: bool = False) -> object:
+        """Store one boundary; ``hurried`` asks for speed rather than size."""
 
 
 @runtime_checkable
@@ -49,13 +52,17 @@ class Remembering(Store, Protocol):
     """A store that knows its latest contents by their digests.
 
     After ``append_known`` with a payload its content is known for the next ``remembers`` calls of either
-    method at least, as it is after one without: these have the bytes of a known content. The digest is that
-    of an index line; where ``remembers`` is 0 no content is known.
+    method at least, as it is after one without: these have the bytes of a known content. It is known for
+    boundaries that are ``held`` alike. The digest is that of an index line; where ``remembers`` is 0 no
+    content is known.
     """
 
     @property
     def remembers(self) -> int:
         """For how many further boundaries a content is known."""
+
+    def held(self, boundary: Boundary) -> str:
+        """Name how a boundary is held, in full or not; may be called on any thread."""
 
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
@@ -220,13 +227,16 @@ class Stage:
 
     def _push_boundary(self, job: _Copied) -> None:
         """Queue a boundary, without its bytes where the store will know them by then."""
+        known = None
+        if job.digest is not None and self._remembering is not None:
+            known = job.digest + self._remembering.held(job.boundary)
         with self._changed:
-            if job.digest is not None and self._latest.holds(job.digest):
+            if job.digest is not None and known is not None and self._latest.holds(known):
                 self._release(job.lease)  # and wake nobody: the writer has nothing to do yet
                 self._push(_Repeated(job.boundary, job.digest))
             else:
                 self._push(job, job.lease.memory.numel())
-            self._latest.add(job.digest)
+            self._latest.add(known)
 
     def _push(self, job: _Job, size_bytes: int = 0) -> None:
         with self._changed:
@@ -266,10 +276,10 @@ class Stage:
             if job.wait is not None:
                 job.wait()
             data = job.lease.memory.numpy()
+            hurried = job.wait is None or self._room.used > HURRIED * self._room.capacity
             if self._remembering is None or job.digest is None:
-                self._store.append(job.boundary, data)
+                self._store.append(job.boundary, data, hurried=hurried)
             else:
-                hurried = self._room.used > HURRIED * self._room.capacity
                 self._remembering.append_known(job.boundary, job.digest, data, hurried=hurried)
         finally:
             self._give_back(job.lease)

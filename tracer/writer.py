@@ -72,29 +72,34 @@ class RankWriter:
         self._index = GrowingFile(self.folder / layout.INDEX)
         self._open_segment()
 
-    def append(self, boundary: Boundary, payload: Payload) -> Entry:
+    def append(self, boundary: Boundary, payload: Payload, *, hurried: bool = False) -> Entry:
         """Store one boundary and return its index entry, as written.
 
-        ``payload`` are the logical bytes: little-endian elements in row-major order, contiguous. Raises
+        ``payload`` are the logical bytes: little-endian elements in row-major order, contiguous.
+        ``hurried`` asks for speed rather than size, where ``compress`` leaves the choice. Raises
         OSError where they cannot be written, TraceError where the boundary can't be (unknown dtype, wrong
         size, a name that no reader accepts).
         """
         data = _flat_bytes(payload)
         self._check_size(boundary, data)
-        return self.append_known(boundary, digest(boundary.dtype, boundary.local_shape, data), data)
+        found = digest(boundary.dtype, boundary.local_shape, data)
+        return self.append_known(boundary, found, data, hurried=hurried)
 
     @property
     def remembers(self) -> int:
         """For how many further boundaries a content is known; 0 where each is looked at again anyhow."""
         return 0 if self._keeping.needs_bytes else self._dedup
 
+    def held(self, boundary: Boundary) -> str:
+        """Name how a boundary is held: of a known content only what is held alike needs no bytes."""
+        return self._keeping.held(boundary)
+
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
     ) -> Entry:
         """Store one boundary whose digest is known; without a payload also its content must be.
 
-        ``hurried`` asks for speed rather than size, where ``compress`` leaves the choice.
-        TraceError where it is not.
+        Raises TraceError where it is not, and as ``append`` does.
         """
         if self._index.closed:
             raise TraceError(f"{self.folder}: appended to after it was closed")
@@ -123,11 +128,11 @@ class RankWriter:
     ) -> Entry:
         """Write the frames, then the record, then the index line; memory changes only afterwards."""
         event, stats = self._seen.get(hexdigest, (None, None))
+        kept = self._keeping.decide(boundary, data, hexdigest)
         if stats is None:
             stats = statistics(boundary.dtype, data)
-        kept = self._keeping.decide(boundary, data, hexdigest)
         blob = self._put(segment, boundary, data, hurried) if event is None and kept.in_full else None
-        fields = {name: getattr(boundary, name) for name in Boundary.__struct_fields__}
+        fields = msgspec.structs.asdict(boundary)
         fields |= self._place(boundary.shard)
         entry = Entry(
             **fields, digest=hexdigest, stats=stats, blob=blob, same_as=event,
@@ -163,8 +168,9 @@ class RankWriter:
         self._index.append(line)
 
     def _put(self, segment: SegmentWriter, boundary: Boundary, data: Bytes, hurried: bool) -> Blob:
+        self._check_size(boundary, data)  # there may be none of a content that was not kept before
         offset = segment.size
-        codec = self._encoder.codec_of(boundary.dtype, data.size, hurried=hurried)
+        codec = self._encoder.codec_of(boundary.dtype, data, hurried=hurried)
         segment.put(self._encoder.frames(codec, boundary.dtype, data, hurried=hurried))
         return Blob(segment.number, offset, segment.size - offset, data.size, codec)
 
@@ -187,6 +193,7 @@ class RankWriter:
         """Remember content and the event that holds it, None where its bytes were not kept."""
         if not self._dedup:
             return
+        self._seen.pop(entry.digest, None)
         if len(self._seen) >= self._dedup:
             del self._seen[next(iter(self._seen))]  # the oldest
         assert entry.stats is not None

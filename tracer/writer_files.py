@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tensortrace.tracer import layout
@@ -28,18 +30,23 @@ class GrowingFile:
         """Tell whether the file was closed, finished or not."""
         return self._descriptor < 0
 
-    def append(self, data: bytes | memoryview) -> None:
-        """Write at the end; on failure nothing of ``data`` remains in the file."""
+    def append(self, *parts: bytes | memoryview) -> None:
+        """Write at the end, in one go; on failure nothing of it remains in the file."""
         try:
-            _write_all(self._descriptor, data, self.size)
+            size = _write_all(self._descriptor, parts, self.size)
         except OSError:
             os.ftruncate(self._descriptor, self.size)
             raise
-        self.size += len(data)
+        self.size += size
+
+    def let_go(self) -> None:
+        """Ask the kernel to write out what it holds of the file, and not to hold what it has written out."""
+        with suppress(OSError):  # it is only advice, which a file system need not take
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def overwrite_front(self, data: bytes) -> None:
         """Replace the first bytes."""
-        _write_all(self._descriptor, data, 0)
+        _write_all(self._descriptor, (data,), 0)
 
     def truncate(self, size: int) -> None:
         """Cut the file back to an earlier size."""
@@ -53,7 +60,7 @@ class GrowingFile:
         try:
             for offset in range(size, self.size, _COPY_BYTES):
                 part = os.pread(self._descriptor, min(_COPY_BYTES, self.size - offset), offset)
-                _write_all(descriptor, part, offset - size)
+                _write_all(descriptor, (part,), offset - size)
             os.replace(copy, self._part)
         except BaseException:
             os.close(descriptor)
@@ -79,9 +86,13 @@ class GrowingFile:
             self._descriptor = -1
 
 
-def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view = view[written:]
-        offset += written
+def _write_all(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> int:
+    """Write some parts (few enough for one call) one behind the other; return how many bytes they are."""
+    total = sum(map(len, parts))
+    written = os.pwritev(descriptor, parts, offset) if len(parts) > 1 else 0
+    if written < total:  # a single part, or what a call interrupted by a full disk has left of several
+        rest = memoryview(b"".join(parts) if len(parts) > 1 else parts[0])[written:]
+        while rest:
+            count = os.pwrite(descriptor, rest, offset + written)
+            rest, written = rest[count:], written + count
+    return total

@@ -10,7 +10,6 @@ from tensortrace.tracer.codec import Codec, stored_frame
 from tensortrace.tracer.manifest_safetensors import (
     MAX_HEADER_BYTES,
     tensor_item,
-    tensor_name,
     unique_name,
 )
 from tensortrace.tracer.types import Boundary
@@ -18,6 +17,7 @@ from tensortrace.tracer.types import Boundary
 _PIECE_BYTES = 64 << 10
 _SHARD_BYTES = 16 << 10  # a longer shard stands in the index only, so that any item fits a header
 _ITEM_BYTES = 320  # an item and its note without name, shard and shape
+_CHARACTER_BYTES = 8  # of name and slot: at most four, whatever escapes them, in the item and in the note
 _DIM_BYTES = 16
 _OVERHEAD_BYTES = 512  # length field, braces, own metadata, the filler's frame header
 
@@ -74,8 +74,8 @@ class Header:
         """Tell whether a boundary can still be named in this header, even if nothing compresses."""
         raw = self._tensors.raw_bytes + self._metadata.raw_bytes
         bound = self._tensors.bound + self._metadata.bound
-        shard = min(_SHARD_BYTES, len(msgspec.json.encode(boundary.shard)))
-        most = _ITEM_BYTES + 4 * len(tensor_name(boundary).encode()) + 2 * shard
+        shard = min(_SHARD_BYTES, len(msgspec.json.encode(boundary.shard))) if boundary.shard else 0
+        most = _ITEM_BYTES + _CHARACTER_BYTES * (len(boundary.name) + len(boundary.slot)) + 2 * shard
         most += 2 * _DIM_BYTES * len(boundary.local_shape)
         return bound + most <= self._capacity and raw + most <= MAX_HEADER_BYTES
 

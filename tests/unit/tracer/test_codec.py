@@ -20,6 +20,7 @@ from tensortrace.tracer.codec import (
     logical,
     parse_frame,
     stored_frame,
+    stored_parts,
 )
 from tensortrace.tracer.codec_dtypes import DTYPES, dtype_of, size_bytes, values
 from tensortrace.tracer.codec_values import digest, statistics
@@ -41,7 +42,7 @@ class Memory:
 
 def round_trip(data: np.ndarray, dtype: str, compress: str = "auto") -> np.ndarray:
     encoder = Encoder(compress)
-    codec = encoder.codec_of(dtype, data.size)
+    codec = encoder.codec_of(dtype, data)
     stream = Memory(b"".join(b"".join(frame) for frame in encoder.frames(codec, dtype, data)))
     raw, offset = b"", 0
     while offset < len(stream.data):
@@ -82,20 +83,51 @@ def test_weights_become_smaller_through_byte_planes() -> None:
 
 def test_small_tensors_and_integers_stay_ordinary_safetensors() -> None:
     encoder = Encoder()
-    assert encoder.codec_of("float32", 4 * 1023) == "raw"
-    assert encoder.codec_of("float32", 4 * 1024) == "planes"
-    assert encoder.codec_of("int64", 8 << 20) == "raw"
-    assert encoder.codec_of("float8_e5m2", 1 << 20) == "raw"
-    assert encoder.codec_of("complex128", 16) == "planes"  # safetensors has no such dtype
-    assert Encoder("none").codec_of("float32", 4 << 20) == "raw"
+    data = np.ones(8 << 20, np.uint8)
+    assert encoder.codec_of("float32", data[: 4 * 1023]) == "raw"
+    assert encoder.codec_of("float32", data[: 4 * 1024]) == "planes"
+    assert encoder.codec_of("int64", data) == "raw"
+    assert encoder.codec_of("float8_e5m2", data) == "raw"
+    assert encoder.codec_of("complex128", data[:16]) == "planes"  # safetensors has no such dtype
+    assert Encoder("none").codec_of("float32", data) == "raw"
 
 
 def test_only_auto_takes_bytes_as_they_are_in_a_hurry() -> None:
-    codecs = {c: Encoder(c).codec_of("float32", 4 << 20, hurried=True) for c in ("auto", "planes", "best")}
+    data = np.ones(1 << 20, np.uint8)
+    codecs = {c: Encoder(c).codec_of("float32", data, hurried=True) for c in ("auto", "planes", "best")}
     assert codecs == {"auto": "raw", "planes": "planes", "best": "planes"}
-    data = np.zeros(1 << 20, np.uint8)
     assert sum(map(len, next(Encoder().frames("raw", "float32", data, hurried=True)))) > data.size
     assert sum(map(len, next(Encoder().frames("raw", "float32", data)))) < data.size // 100
+
+
+@pytest.mark.parametrize(
+    ("dtype", "array"),
+    [
+        ("float32", np.random.default_rng(6).standard_normal(40_000).astype("<f4").view("<u4") & 0xFFFF0000),
+        ("float32", np.where(np.arange(40_000) % 5, 0, 1.1).astype("<f4")),
+        ("bfloat16", np.where(np.arange(40_000) % 5, 0, 0x3F8D).astype("<u2")),
+        ("complex64", np.zeros(40_000, "<c8")),
+    ],
+)
+def test_what_is_half_zeros_is_compressed_in_a_hurry_too(dtype: str, array: np.ndarray) -> None:
+    data = array.reshape(-1).view(np.uint8)
+    encoder = Encoder("auto")
+    assert encoder.codec_of(dtype, data, hurried=True) == "planes"
+    size = sum(len(part) for frame in encoder.frames("planes", dtype, data, hurried=True) for part in frame)
+    assert size < 0.55 * data.size
+
+
+def test_numbers_of_full_precision_are_taken_as_they_are_in_a_hurry() -> None:
+    data = np.random.default_rng(7).standard_normal(40_000).astype("<f4").view(np.uint8)
+    assert Encoder("auto").codec_of("float32", data, hurried=True) == "raw"
+    assert Encoder("auto").codec_of("float32", data) == "planes"
+
+
+def test_masks_are_compressed_in_a_hurry_too() -> None:
+    data = np.tri(1024, dtype=bool).reshape(-1).view(np.uint8)
+    encoder = Encoder("auto")
+    frames = encoder.frames(encoder.codec_of("bool", data, hurried=True), "bool", data, hurried=True)
+    assert sum(len(part) for frame in frames for part in frame) < 0.1 * data.size
 
 
 def test_the_best_frames_are_never_larger() -> None:
@@ -112,6 +144,9 @@ def test_a_stored_frame_is_standard_zstandard(size: int) -> None:
     frame = stored_frame(raw)
     assert zstandard.ZstdDecompressor().decompress(frame) == raw
     assert parse_frame(Memory(frame), 0)[:3] == (0, len(frame), size)
+    plain = b"".join(stored_parts(raw))
+    assert zstandard.ZstdDecompressor().decompress(plain) == raw
+    assert parse_frame(Memory(plain), 0)[:3] == (0, len(frame) - 4, size)
 
 
 def test_no_flip_in_a_stored_frame_gives_other_bytes() -> None:

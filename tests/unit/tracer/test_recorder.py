@@ -28,7 +28,7 @@ class Memory:
         self.closed = False
         self._error = error
 
-    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> None:
+    def append(self, boundary: Boundary, payload: NDArray[np.uint8], *, hurried: bool = False) -> None:
         if self._error is not None:
             raise self._error
         self.got.append(boundary)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tensortrace.tracer import staging
+from tensortrace.tracer.copies import copy_bytes
 from tensortrace.tracer.settings import Pressure
 from tensortrace.tracer.staging import Stage
 from tensortrace.tracer.types import Boundary, Kind
@@ -25,16 +26,18 @@ class Gate:
         self.opened = threading.Event()
         self.entered = threading.Event()
         self.got: list[tuple[int, bytes | None]] = []
+        self.hurried: list[bool] = []
         self._error_at = error_at
         if is_open:
             self.opened.set()
 
-    def append(self, boundary: Boundary, payload: NDArray[np.uint8]) -> None:
+    def append(self, boundary: Boundary, payload: NDArray[np.uint8], *, hurried: bool = False) -> None:
         self.entered.set()
         assert self.opened.wait(PATIENCE_S)
         if boundary.event == self._error_at:
             raise OSError(28, "full")
         self.got.append((boundary.event, payload.tobytes()))
+        self.hurried.append(hurried)
 
 
 class Rig:
@@ -51,18 +54,18 @@ class Rig:
     def _end(self) -> None:
         self.ends += 1
 
-    def add(self, tensor: torch.Tensor) -> bool:
+    def add(self, tensor: torch.Tensor, slot: str = "model") -> bool:
         lease = self.stage.lend(tensor)
         if lease is None:
             return False
-        self.stage.put(tensor, lease)(boundary(self._event, tensor))
+        self.stage.put(tensor, lease)(boundary(self._event, tensor, slot))
         self._event += 1
         return True
 
 
-def boundary(event: int, tensor: torch.Tensor) -> Boundary:
+def boundary(event: int, tensor: torch.Tensor, slot: str = "model") -> Boundary:
     return Boundary(
-        event=event, step=0, microbatch=None, kind=Kind.PARAM, name="p", slot="model",
+        event=event, step=0, microbatch=None, kind=Kind.PARAM, name="p", slot=slot,
         dtype="float32", local_shape=tuple(tensor.shape),
     )  # fmt: skip
 
@@ -190,12 +193,15 @@ class Memory(Gate):
 
     remembers = 8
 
+    def held(self, boundary: Boundary) -> str:
+        return boundary.slot
+
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
     ) -> None:
         self.entered.set()
         assert self.opened.wait(PATIENCE_S)
-        self.hurried = [*getattr(self, "hurried", []), hurried]
+        self.hurried.append(hurried)
         self.got.append((boundary.event, None if payload is None else payload.tobytes()))
 
 
@@ -212,6 +218,15 @@ def test_a_content_that_the_store_knows_is_not_given_again() -> None:
     store.opened.set()
     assert rig.stage.close()
     assert store.got == [(0, bytes_of_one), (1, None), (2, bytes_of_one), (3, None), (4, None)]
+
+
+def test_a_content_is_known_only_for_what_is_held_alike() -> None:
+    store = Memory()
+    rig = Rig(store)
+    for slot in ("model", "master", "model", "master"):
+        assert rig.add(torch.ones(4), slot)
+    assert rig.stage.close()
+    assert [payload is None for _, payload in store.got] == [False, False, True, True]
 
 
 def test_a_write_that_no_version_tells_of_is_seen() -> None:
@@ -247,8 +262,21 @@ def test_boundaries_that_wait_are_counted_however_small(monkeypatch: pytest.Monk
     assert rig.stage.close()
 
 
-def test_the_store_is_told_to_hurry_while_the_buffer_fills() -> None:
-    store = Memory(is_open=False)
+def test_the_store_is_told_to_hurry_where_cores_train() -> None:
+    store = Memory()
+    rig = Rig(store)
+    assert rig.add(torch.ones(4))
+    assert rig.stage.close()
+    assert store.hurried == [True]
+
+
+def test_the_store_is_told_to_hurry_while_the_buffer_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy_from_a_device(tensor: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+        copy_bytes(tensor, target)
+        return lambda: None
+
+    monkeypatch.setattr(staging, "copy_bytes", copy_from_a_device)
+    store = Gate(is_open=False)
     rig = Rig(store, capacity=1024)
     for number in range(8):
         assert rig.add(torch.full((16,), float(number)))

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from tensortrace.tracer import writer as writer_module
+from tensortrace.tracer import writer_segment
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.reader import Trace, check
-from tensortrace.tracer.types import Entry, Placement, Promise, RankManifest, Shard
+from tensortrace.tracer.types import Entry, Kind, Placement, Promise, RankManifest, Shard
 from tensortrace.tracer.writer import RankWriter
 from tests.synthetic import boundary_of
 
@@ -195,6 +196,10 @@ class FullDisk:
         self.room -= written
         return written
 
+    def vector(self, descriptor: int, parts: list[bytes | memoryview], offset: int) -> int:
+        """Stand for ``os.pwritev``."""
+        return self(descriptor, b"".join(parts), offset)
+
 
 def append_until_refused(writer: RankWriter) -> int:
     """Append events from 1 on until the disk is full; return the first that failed."""
@@ -224,6 +229,58 @@ def test_a_full_disk_costs_the_boundary_being_written_and_no_other(
     assert damage(tmp_path) == []
 
 
+@pytest.mark.parametrize("room", [0, 5, 100_000, 550_000, 1_200_000, 1_200_300])
+def test_a_full_disk_in_a_large_tensor_leaves_what_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    writer = RankWriter(tmp_path, 0)
+    append(writer, 0)
+    large = np.random.default_rng(0).standard_normal(300_000).astype("<f4")  # 1,200,000 bytes
+    disk = FullDisk(room)
+    monkeypatch.setattr(os, "pwrite", disk)
+    monkeypatch.setattr(os, "pwritev", disk.vector)
+    with pytest.raises(OSError, match="No space left"):
+        writer.append(boundary_of(1, large), large, hurried=True)
+    monkeypatch.undo()
+    writer.close()
+    rank = Trace.open(tmp_path).ranks[0]
+    assert [entry.event for entry in rank.entries] == [0]
+    assert damage(tmp_path) == []
+
+
+@pytest.mark.parametrize("elements", [1, 15_000, 16_400, 131_072, 300_000, 2_500_000])
+def test_tensors_of_every_length_come_back_behind_others(tmp_path: Path, elements: int) -> None:
+    arrays = [np.random.default_rng(n).standard_normal(elements + n).astype("<f4") for n in range(3)]
+    with RankWriter(tmp_path, 0) as writer:
+        for event, array in enumerate(arrays):
+            writer.append(boundary_of(event, array), array, hurried=event < 2)
+    rank = Trace.open(tmp_path).ranks[0]
+    for entry, array in zip(rank.entries, arrays, strict=True):
+        np.testing.assert_array_equal(rank.read(entry), array)
+    assert damage(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [None, OSError(errno.EINVAL, "Invalid argument")])
+def test_the_kernel_is_asked_to_let_go_of_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    asked = []
+
+    def advise(descriptor: int, offset: int, length: int, advice: int) -> None:
+        asked.append((os.fstat(descriptor).st_size >> 20, offset, length, advice))
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(writer_segment, "_HELD_BYTES", 3 << 20)
+    arrays = [np.full(1 << 18, event, "<f4") + np.arange(1 << 18, dtype="<f4") for event in range(8)]  # 1 MiB
+    with RankWriter(tmp_path, 0, compress="none") as writer:
+        for event, array in enumerate(arrays):
+            writer.append(boundary_of(event, array), array)
+    assert asked == [(size, 0, 0, os.POSIX_FADV_DONTNEED) for size in (3, 6)]
+    assert damage(tmp_path) == []
+
+
 def test_a_boundary_of_known_content_needs_no_bytes(tmp_path: Path) -> None:
     with RankWriter(tmp_path, 0) as writer:
         first = append(writer, 0)
@@ -243,10 +300,31 @@ def test_a_content_that_occurs_again_is_forgotten_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("promise", "remembers"), [(Promise(steps=((0, 3),)), True), (Promise(level="stats"), False)]
+    ("promise", "remembers"),
+    [
+        (Promise(steps=((0, 3),)), True),
+        (Promise(level="stats"), True),
+        (Promise(level="sketch"), False),
+        (Promise(dedup_replicas=True), False),
+    ],
 )
-def test_contents_count_as_known_only_where_all_is_kept_in_full(
+def test_contents_count_as_known_only_where_bytes_tell_all(
     tmp_path: Path, promise: Promise, remembers: bool
 ) -> None:
     with RankWriter(tmp_path, 0, promise=promise) as writer:
         assert bool(writer.remembers) == remembers
+
+
+def test_a_known_content_of_which_statistics_were_kept_needs_bytes_to_be_kept_in_full(tmp_path: Path) -> None:
+    array = np.arange(1000, dtype="<f4")
+    like = boundary_of(1, array, kind=Kind.ACTIVATION), boundary_of(2, array, kind=Kind.INPUT)
+    with RankWriter(tmp_path, 0, promise=Promise(level="stats")) as writer:
+        first = append(writer, 0, array, kind=Kind.ACTIVATION)
+        again = writer.append_known(like[0], first.digest, None)
+        assert [writer.held(boundary) for boundary in like] == ["stats", "full"]
+        with pytest.raises(TraceError, match="0 bytes"):
+            writer.append_known(like[1], first.digest, None)
+        stored = writer.append_known(like[1], first.digest, array)
+    assert (again.blob, again.same_as, again.stats) == (None, None, first.stats)
+    assert stored.blob is not None
+    assert damage(tmp_path) == []
