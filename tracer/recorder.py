@@ -129,6 +129,10 @@ class Recorder:
             return False
         return self._selection.wants(kind, name, step=step)
 
+    def wants_step(self, step: int) -> bool:
+        """Tell whether any boundary of this step is recorded, so that hooks can rest in others."""
+        return self._selection.wants_step(step)
+
     def emit(
         self,
         tensor: torch.Tensor,

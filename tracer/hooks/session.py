@@ -53,6 +53,11 @@ class Session:
     unscale or an optimizer step reads gradients. ``scope`` names the module call that this thread is in the
     middle of, "" for none and for a root's. While ``muted`` isn't 0, gradients that arrive are those
     of a side computation and are not recorded. ``staged`` is the pipeline's backward that is running.
+
+    ``quiet`` tells that nothing of the present window is wanted and that no source learns anything from it
+    that a later one needs: only the clock goes on, so that a step that isn't recorded costs next to nothing.
+    A window is never quiet before an optimizer has stepped (what ends it would be told by the parameters),
+    while anything listens ``on_root``, or where places of tensors are learned (``learns``).
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -64,6 +69,8 @@ class Session:
         self.patches = Patches()
         self.optimizers: Order[Optimizer] = Order()
         self.muted = 0
+        self.quiet = False
+        self.learns: Callable[[], bool] = lambda: False
         self.pipeline: tuple[int, ...] = ()
         self.staged: StageBackward | None = None
         self.scope: Callable[[], str] = lambda: ""
@@ -78,9 +85,14 @@ class Session:
         self._sample_layout: Layout | None = None
         self.meshes: dict[str, Mesh] = {}
         self.prelude = Prelude(self._write_held)
+        self.clock.on_open.append(self._begin_window)
         self.clock.on_divide.append(self.producers.turn)
         self.clock.on_open.append(self.producers.turn)
         self.clock.on_open.append(self.prelude.release)
+
+    def _begin_window(self) -> None:
+        rests = self.clock.has_optimizer and not self.on_root and not self.learns()
+        self.quiet = rests and not self.sink.wants_step(self.clock.step)
 
     def emit(
         self,

@@ -84,6 +84,8 @@ class State:
 
     def _record_changes(self) -> None:
         """When a window opens, record parameters that something other than their optimizer has changed."""
+        if self._session.quiet:
+            return
         at = self._session.clock.window()
         self._session.names.refresh()
         for parameter, name in self._session.names.parameters():
