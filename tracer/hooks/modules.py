@@ -78,11 +78,13 @@ class Modules:
         """Wrap the call of every module, and of those that ``Module.compile`` compiles in place."""
         original_call: Callable[..., Any] = nn.Module._call_impl
         original_compile: Callable[..., Any] = nn.Module.compile
-        modules, local, names = self, self._local, self._session.names
+        modules, local, session = self, self._local, self._session
 
         @functools.wraps(original_call)
         def _call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not is_armed() or (local.resting and names.is_named(self)):
+            if torch.compiler.is_compiling() or not is_armed():
+                return original_call(self, *args, **kwargs)
+            if local.resting and session.quiet and session.names.is_named(self):
                 return original_call(self, *args, **kwargs)
             frame = modules.enter(self, args, kwargs)
             if frame is None:

@@ -152,8 +152,10 @@ class Session:
 
     def wants(self, kind: Kind, name: str, at: Moment, parameter: torch.Tensor | None = None) -> bool:
         """Tell whether the boundary is selected; of a flat parameter, that of any parameter in it."""
-        names = [name] if parameter is None else self.names.pieces(parameter) or [name]
-        return any(self.sink.wants(kind, name, step=at.step) for name in names)
+        pieces = None if parameter is None else self.names.pieces(parameter)
+        if not pieces:
+            return self.sink.wants(kind, name, step=at.step)
+        return any(self.sink.wants(kind, piece, step=at.step) for piece in pieces)
 
     def _owned(
         self,

@@ -52,10 +52,13 @@ class Rig:
         self.ends += 1
 
     def add(self, tensor: torch.Tensor) -> bool:
-        lease = self.stage.lend(tensor)
-        if lease is None:
-            return False
-        self.stage.put(tensor, lease)(boundary(self._event, tensor))
+        queue = self.stage.known(tensor)
+        if queue is None:
+            lease = self.stage.lend(tensor)
+            if lease is None:
+                return False
+            queue = self.stage.put(tensor, lease)
+        queue(boundary(self._event, tensor))
         self._event += 1
         return True
 
@@ -225,6 +228,17 @@ def test_a_write_that_no_version_tells_of_is_seen() -> None:
     assert rig.add(tensor)
     assert rig.stage.close()
     assert store.got[1] == (1, np.full(4, 2, np.float32).tobytes())
+
+
+def test_a_tensor_that_was_here_before_takes_no_room() -> None:
+    store = Memory(is_open=False)
+    rig = Rig(store, capacity=64, pressure="drop")
+    tensor = torch.ones(16)
+    assert [rig.add(tensor) for _ in range(4)] == [True] * 4, "the room holds one"
+    assert not rig.add(tensor.clone()), "nobody knows of another tensor what it holds"
+    store.opened.set()
+    assert rig.stage.close()
+    assert [payload is None for _, payload in store.got] == [False, True, True, True]
 
 
 def test_a_content_that_the_store_may_have_forgotten_is_given_again() -> None:
