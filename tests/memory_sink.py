@@ -30,6 +30,9 @@ class MemorySink:
     def wants(self, kind: Kind, name: str, *, step: int) -> bool:
         return True
 
+    def wants_step(self, step: int) -> bool:
+        return True
+
     def emit(
         self,
         tensor: torch.Tensor,

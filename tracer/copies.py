@@ -6,6 +6,7 @@ Callers enter ``unobserved`` around everything they do with a tensor, its attrib
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
@@ -13,8 +14,22 @@ import numpy as np
 import torch
 from torch.utils import _python_dispatch
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 Wait = Callable[[], object]
 """Returns once the bytes have arrived; called on the writer thread."""
+
+_hold_lock = ctypes.PyDLL(None).memmove
+_hold_lock.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_hold_lock.restype = None
+
+_READ = 0x100
+_view = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
+
+SMALL = 64 << 10
+"""Bytes up to which a copy keeps the interpreter lock: to get it back can take longer than the copy."""
 
 _side_streams: dict[int, torch.cuda.Stream] = {}
 
@@ -30,6 +45,12 @@ def unsupported(tensor: torch.Tensor) -> str | None:
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return "inside a CUDA graph capture"
     return None
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype as traces have it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def host_memory(size: int, *, like: torch.Tensor) -> torch.Tensor:
@@ -51,8 +72,8 @@ def copy_bytes(tensor: torch.Tensor, target: torch.Tensor) -> Wait | None:
     because the next kernel may overwrite the tensor in place. Nothing is allocated on the device for
     contiguous tensors, so recording cannot make a training run out of device memory.
     """
-    if _is_plain(tensor):
-        ctypes.memmove(target.data_ptr(), tensor.data_ptr(), target.numel())
+    if is_plain(tensor):
+        copy_plain(tensor, target.data_ptr(), target.numel())
         return None
     source = tensor.detach()
     view = target.view(source.dtype).reshape(source.shape)
@@ -62,11 +83,22 @@ def copy_bytes(tensor: torch.Tensor, target: torch.Tensor) -> Wait | None:
     return _copy_from_cuda(source, view)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def bytes_of_plain(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a plain tensor where they lie; to be used while the tensor is held only."""
+    size = tensor.nbytes
+    return _view(tensor.data_ptr(), size, _READ) if size else memoryview(b"")
+
+
+def copy_plain(tensor: torch.Tensor, address: int, size: int) -> None:
+    """Copy the bytes of a plain tensor, ``size`` of them, to an address in host memory."""
+    (_hold_lock if size <= SMALL else ctypes.memmove)(address, tensor.data_ptr(), size)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether the memory holds the elements as they are wanted; a dispatcher call costs ten copies."""
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.device.type == "cpu"
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
         and tensor.is_contiguous()
         and not tensor.is_conj()
         and not tensor.is_neg()

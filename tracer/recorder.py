@@ -7,15 +7,15 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
 import torch
 
 from tensortrace.tracer import layout
 from tensortrace.tracer.claim import claim
-from tensortrace.tracer.copies import unobserved, unsupported
+from tensortrace.tracer.copies import dtype_name, unobserved, unsupported
 from tensortrace.tracer.notices import describe, say
 from tensortrace.tracer.quota import Metered
 from tensortrace.tracer.selection import Selection
@@ -129,6 +129,10 @@ class Recorder:
             return False
         return self._selection.wants(kind, name, step=step)
 
+    def wants_step(self, step: int) -> bool:
+        """Tell whether any boundary of this step is recorded, so that hooks can rest in others."""
+        return self._selection.wants_step(step)
+
     def emit(
         self,
         tensor: torch.Tensor,
@@ -148,12 +152,18 @@ class Recorder:
         if not self.wants(kind, name, step=step) or not self._ready():
             return None
         with unobserved():
-            numbered = partial(
-                Boundary, step=step, microbatch=microbatch, kind=kind, name=name, slot=slot,
-                dtype=str(tensor.dtype).removeprefix("torch."), local_shape=tuple(tensor.shape),
-                call=call, recompute=recompute, shard=shard, producers=producers, meta=meta or _NO_META,
+            boundary = Boundary(
+                event=0, step=step, microbatch=microbatch, kind=kind, name=name, slot=slot,
+                dtype=dtype_name(tensor.dtype), local_shape=tuple(tensor.shape), call=call,
+                recompute=recompute, shard=shard, producers=producers, meta=meta or _NO_META,
             )  # fmt: skip
-            return self._take(tensor, numbered)
+            queue = self._take(tensor, boundary)
+            if queue is None:
+                return None
+            with self._lock:  # it gets its number once its bytes are safe, and is queued in that order
+                event, self._events = self._events, self._events + 1
+                queue(msgspec.structs.replace(boundary, event=event))
+            return event
 
     def step_began(self, step: int) -> None:
         """Note that a window opened; the boundaries of the one before are complete."""
@@ -212,22 +222,20 @@ class Recorder:
         if not self._stage.close():
             say(f"rank {self._identity.rank}: the writer is stuck; the end of the trace is missing")
 
-    def _take(self, tensor: torch.Tensor, numbered: Callable[..., Boundary]) -> int | None:
-        """Copy first: a boundary gets its event number once its bytes are safe."""
+    def _take(self, tensor: torch.Tensor, boundary: Boundary) -> Callable[[Boundary], None] | None:
+        """Copy the tensor and return what queues its boundary; None where it cannot be taken."""
         assert self._stage is not None
         if reason := unsupported(tensor):
             self._dropped(reason, tensor.numel() * tensor.element_size())
             return None
+        if not tensor.is_cpu:
+            self._device = tensor.device.type
+        if (queue := self._stage.known(tensor, boundary)) is not None:
+            return queue
         if (lease := self._stage.lend(tensor)) is None:
             self._refused(tensor)
             return None
-        queue = self._stage.put(tensor, lease)
-        if tensor.device.type != "cpu":
-            self._device = tensor.device.type
-        with self._lock:
-            event, self._events = self._events, self._events + 1
-            queue(numbered(event=event))
-        return event
+        return self._stage.put(tensor, lease)
 
     def _ready(self) -> bool:
         """Tell whether a boundary can be taken, opening the files for the first one."""

@@ -19,11 +19,16 @@ class Selection:
     def __init__(self, promise: Promise) -> None:
         self._steps = promise.steps
         self._kinds = frozenset(promise.kinds)
+        self._all_names = not promise.include and not promise.exclude
         self._name_is_wanted = lru_cache(maxsize=65536)(_name_test(promise))
 
     def wants(self, kind: Kind, name: str, *, step: int) -> bool:
         """Tell whether the boundary of this kind, canonical name and step was selected."""
-        return self.wants_step(step) and self.wants_kind(kind) and self._name_is_wanted(name)
+        if self._steps and not self.wants_step(step):
+            return False
+        if self._kinds and kind not in self._kinds:
+            return False
+        return self._all_names or self._name_is_wanted(name)
 
     def wants_name(self, name: str) -> bool:
         """Tell whether any boundary of this canonical name was selected."""

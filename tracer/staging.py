@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from xxhash import xxh3_128
 
-from tensortrace.tracer.codec_values import digest
-from tensortrace.tracer.copies import Wait, copy_bytes, host_memory
+from tensortrace.tracer.codec_values import digest_of
+from tensortrace.tracer.copies import (
+    Wait,
+    bytes_of_plain,
+    copy_bytes,
+    copy_plain,
+    dtype_name,
+    host_memory,
+    is_plain,
+)
 from tensortrace.tracer.latest import Latest
 from tensortrace.tracer.room import Room
 from tensortrace.tracer.settings import Pressure
@@ -23,6 +32,12 @@ WAKE_BYTES = 4 << 20
 LINGER_S = 0.05
 """The writer is woken for this much, and looks for less this often: a wake-up for every small tensor
 would hand the interpreter lock to and fro, which costs training more than the copy."""
+
+MOST_MET = 1 << 12
+"""Tensors of which it is remembered that they were here."""
+
+MOST_PREFIXES = 1 << 12
+"""Combinations of dtype and shape whose digests' beginnings are kept."""
 
 MOST_QUEUED = 1 << 15
 """Boundaries that may wait, however small: a record of one takes a KiB beside its bytes."""
@@ -70,16 +85,26 @@ class Remembering(Store, Protocol):
         """Store one boundary with this digest, whose bytes are ``payload`` or, without it, known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Host memory lent to one boundary; ``offset`` is None for memory outside the room."""
+class Lease(NamedTuple):
+    """Host memory lent to one boundary: these ``bytes`` of ``whole``, at this address.
+
+    ``offset`` is None for memory outside the room, all of ``whole``.
+    """
 
     offset: int | None
-    memory: torch.Tensor
+    whole: torch.Tensor
+    bytes: NDArray[np.uint8]
+    address: int
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The bytes as a tensor (uint8), which takes longer to make than a small copy."""
+        if self.offset is None:
+            return self.whole
+        return self.whole[self.offset : self.offset + self.bytes.size]
 
 
-@dataclass(frozen=True, slots=True)
-class _Copied:
+class _Copied(NamedTuple):
     """A boundary whose bytes are in host memory once ``wait`` has returned; their digest, if it is known."""
 
     boundary: Boundary
@@ -88,8 +113,7 @@ class _Copied:
     digest: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Repeated:
+class _Repeated(NamedTuple):
     """A boundary whose bytes the store knows."""
 
     boundary: Boundary
@@ -108,7 +132,8 @@ class Stage:
 
     With a store that remembers, a copy on the host is hashed while it is warm: of a content that the store
     knows nothing is kept here and nothing done again. Nothing but the bytes tells: neither address nor
-    version of a tensor changes with all that may be written to it.
+    version of a tensor changes with all that may be written to it. They only say what is likely: a tensor
+    that was here before is hashed where it lies, and copied if its content is new after all.
     """
 
     def __init__(
@@ -128,9 +153,14 @@ class Stage:
         self._on_end = on_end
         self._room = Room(capacity)
         self._memory: torch.Tensor | None = None
+        self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._address = 0
+        self._met: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._prefixes: dict[tuple[torch.dtype, torch.Size], xxh3_128] = {}
         self._oversized = False
         self._queue: deque[_Job] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._closing = False
         self._broken = False
         self._written = 0
@@ -143,8 +173,8 @@ class Stage:
 
         Under ``block`` this waits for the writer, and returns None only once the stage is closing.
         """
-        size = tensor.numel() * tensor.element_size()
-        with self._changed:
+        size = tensor.nbytes
+        with self._lock:
             while not (self._closing or self._broken):
                 if (lease := self._try_lend(size, tensor)) is not None:
                     return lease
@@ -160,13 +190,39 @@ class Stage:
         The two are apart because a boundary gets its event number, under the caller's lock, only once its
         bytes are safe.
         """
+        wait = None
         try:
-            wait = copy_bytes(tensor, lease.memory)
-            found = self._digest(tensor, lease) if wait is None and self._remembering else None
+            if is_plain(tensor):
+                copy_plain(tensor, lease.address, tensor.nbytes)
+            else:
+                wait = copy_bytes(tensor, lease.memory)
+            found = self._digest(tensor, lease.bytes.data) if wait is None and self._remembering else None
         except BaseException:
             self._give_back(lease)
             raise
         return lambda boundary: self._push_boundary(_Copied(boundary, lease, wait, found))
+
+    def known(self, tensor: torch.Tensor, boundary: Boundary) -> Callable[[Boundary], None] | None:
+        """Return the function that queues the boundary of a tensor whose content the store knows, else None.
+
+        Only a tensor that was here before is looked at. Nothing is copied. ``boundary`` needs no number yet.
+        """
+        if self._remembering is None or not is_plain(tensor) or tensor.is_inference():
+            return None
+        seen, version = self._met.get(id(tensor)), tensor._version
+        if seen is None or seen[0]() is not tensor or seen[1] != version:
+            if len(self._met) >= MOST_MET:
+                self._met.clear()
+            self._met[id(tensor)] = weakref.ref(tensor), version
+            return None
+        digest = self._digest(tensor, bytes_of_plain(tensor))
+        key = digest + self._remembering.held(boundary)
+        with self._lock:
+            if self._closing or self._broken or len(self._queue) >= MOST_QUEUED:
+                return None
+            if not self._latest.holds(key):
+                return None
+        return lambda numbered: self._push_known(_Repeated(numbered, digest), key)
 
     def run_in_order(self, job: Callable[[], None]) -> None:
         """Call ``job`` on the writer thread, after all that is queued already."""
@@ -195,9 +251,17 @@ class Stage:
         """Tell whether this is the writer thread."""
         return thread is self._thread
 
-    def _digest(self, tensor: torch.Tensor, lease: Lease) -> str:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return digest(dtype, tuple(tensor.shape), lease.memory.numpy())
+    def _digest(self, tensor: torch.Tensor, data: memoryview) -> str:
+        """Return the digest of these bytes as those of a tensor like this; what goes before them is kept."""
+        key = tensor.dtype, tensor.shape
+        prefix = self._prefixes.get(key)
+        if prefix is None:
+            if len(self._prefixes) >= MOST_PREFIXES:
+                self._prefixes.clear()
+            prefix = self._prefixes[key] = digest_of(dtype_name(tensor.dtype), tuple(tensor.shape))
+        hasher = prefix.copy()
+        hasher.update(data)
+        return hasher.hexdigest()
 
     def _try_lend(self, size: int, tensor: torch.Tensor) -> Lease | None:
         if len(self._queue) >= MOST_QUEUED:
@@ -206,16 +270,18 @@ class Stage:
             if self._oversized or not self._room.empty:
                 return None
             self._oversized = True
-            return Lease(None, host_memory(size, like=tensor))
+            memory = host_memory(size, like=tensor)
+            return Lease(None, memory, memory.numpy(), memory.data_ptr())
         offset = self._room.reserve(size)
         if offset is None:
             return None
         if self._memory is None:
             self._memory = host_memory(self._room.capacity, like=tensor)
-        return Lease(offset, self._memory[offset : offset + size])
+            self._bytes, self._address = self._memory.numpy(), self._memory.data_ptr()
+        return Lease(offset, self._memory, self._bytes[offset : offset + size], self._address + offset)
 
     def _give_back(self, lease: Lease) -> None:
-        with self._changed:
+        with self._lock:
             self._release(lease)
             self._changed.notify_all()
 
@@ -227,19 +293,26 @@ class Stage:
 
     def _push_boundary(self, job: _Copied) -> None:
         """Queue a boundary, without its bytes where the store will know them by then."""
-        known = None
-        if job.digest is not None and self._remembering is not None:
-            known = job.digest + self._remembering.held(job.boundary)
-        with self._changed:
-            if job.digest is not None and known is not None and self._latest.holds(known):
+        with self._lock:
+            if job.digest is None or self._remembering is None:
+                self._push(job, job.lease.bytes.size)
+                self._latest.add(None)
+                return
+            key = job.digest + self._remembering.held(job.boundary)
+            if self._latest.holds(key):
                 self._release(job.lease)  # and wake nobody: the writer has nothing to do yet
                 self._push(_Repeated(job.boundary, job.digest))
             else:
-                self._push(job, job.lease.memory.numel())
-            self._latest.add(known)
+                self._push(job, job.lease.bytes.size)
+            self._latest.add(key)
+
+    def _push_known(self, job: _Repeated, key: str) -> None:
+        with self._lock:
+            self._push(job)
+            self._latest.add(key)
 
     def _push(self, job: _Job, size_bytes: int = 0) -> None:
-        with self._changed:
+        with self._lock:
             self._queue.append(job)
             self._unseen_bytes += size_bytes
             if self._unseen_bytes >= WAKE_BYTES:

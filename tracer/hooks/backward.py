@@ -109,6 +109,8 @@ def _all_parameters(session: Session, tensors: list[torch.Tensor]) -> bool:
 def _begin(session: Session, roots: list[torch.Tensor]) -> None:
     """Record what backward starts from, then let the other sources look before it runs."""
     session.clock.backward_began(inside_optimizer=inside_optimizer())
+    if session.quiet:
+        return
     at = session.clock.backward_moment()
     for root in roots if session.staged is None or session.staged.from_loss else ():
         call = session.clock.take(at, Kind.LOSS, NAME, "value").number

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 
 from tensortrace.tracer.copies import unobserved
-from tensortrace.tracer.hooks.guard import guard
+from tensortrace.tracer.hooks.guard import guard, is_armed
 from tensortrace.tracer.hooks.imports import when_imported
 from tensortrace.tracer.hooks.patches import Patches
 from tensortrace.tracer.hooks.session import Session
@@ -48,7 +48,7 @@ class Clipping:
 
         @functools.wraps(original)
         def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or self._local.depth:
+            if torch.compiler.is_compiling() or self._local.depth or not is_armed():
                 return original(parameters, *args, **kwargs)
             parameters, again = _listed(parameters)
             call = self._before(parameters)
@@ -63,8 +63,10 @@ class Clipping:
         return clip
 
     @guard("clip: before")
-    def _before(self, parameters: list[torch.Tensor]) -> int:
+    def _before(self, parameters: list[torch.Tensor]) -> int | None:
         self._session.gradients_read()
+        if self._session.quiet:
+            return None
         call = self._session.clock.ordinal(Kind.CLIPPED_GRAD, EVENT)
         self._gradients(parameters, "before", call)
         return call

@@ -71,7 +71,8 @@ class Duplicates:
         at = self._session.clock.window()
         if at.step == INIT_STEP:
             return
-        self._record_changes(at)
+        if not self._session.quiet:
+            self._record_changes(at)
         self._let_go()
         if not self._looked_after_a_step:
             self._looked_after_a_step = True

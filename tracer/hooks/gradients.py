@@ -7,10 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.after_hooks import AfterHooks
-from tensortrace.tracer.hooks.guard import guard
+from tensortrace.tracer.hooks.guard import guard, on_retire
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.placements import Spec, split
 from tensortrace.tracer.types import Kind
@@ -27,10 +28,12 @@ class Gradients:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._hooked: dict[int, tuple[weakref.ref[torch.Tensor], RemovableHandle]] = {}
         self._sums: dict[int, tuple[torch.Tensor | None, Spec | None]] = {}
         self._window_began = False
         session.clock.on_open.append(self._open)
+        session.patches.on_undo(self._unhook)
+        on_retire(self._unhook)
         session.on_backward.append(self._before_backward)
         self._after_hooks = AfterHooks(session)
         session.after_backward.append(self._after_hooks.backward_ended)
@@ -45,6 +48,8 @@ class Gradients:
 
     def emit_sums(self, only: Iterable[torch.Tensor] | None = None) -> None:
         """Record the window's sums, of all parameters or of the given ones, and begin new ones."""
+        if not self._sums:
+            return
         chosen = set(self._sums) if only is None else {id(parameter) for parameter in only}
         session, at = self._session, self._session.clock.window()
         for parameter in self.parameters():
@@ -72,7 +77,15 @@ class Gradients:
 
     def _open(self) -> None:
         self._window_began = False
-        self._hooked = {key: known for key, known in self._hooked.items() if known() is not None}
+        if self._session.quiet:
+            self._unhook()
+        else:
+            self._hooked = {key: known for key, known in self._hooked.items() if known[0]() is not None}
+
+    def _unhook(self) -> None:
+        while self._hooked:
+            _, (_, handle) = self._hooked.popitem()
+            handle.remove()
 
     def _before_backward(self) -> None:
         session, at = self._session, self._session.clock.window()
@@ -91,10 +104,9 @@ class Gradients:
     def _hook(self, leaf: torch.Tensor, parameter: torch.Tensor) -> None:
         """Watch the leaf at which the parameter's gradient arrives: itself, or what stands in for it."""
         known = self._hooked.get(id(leaf))
-        if known is None or known() is not leaf:
-            self._hooked[id(leaf)] = weakref.ref(leaf)
+        if known is None or known[0]() is not leaf:
             handle = leaf.register_hook(self._hook_for(weakref.ref(parameter)))  # type: ignore[no-untyped-call]
-            self._session.patches.on_undo(handle.remove)
+            self._hooked[id(leaf)] = weakref.ref(leaf), handle
             _put_first(leaf, handle.id)
         self._after_hooks.watch(leaf, parameter)
 

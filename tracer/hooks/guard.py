@@ -23,6 +23,7 @@ GUARDED: set[str] = set()
 _lock = threading.RLock()
 _faults: set[str] = set()
 _armed: list[Sink] = []
+_retiring: list[Callable[[], None]] = []
 _hidden = 0
 
 
@@ -38,12 +39,26 @@ def arm(sink: Sink) -> None:
 def disarm() -> None:
     """Make every guarded hook a no-op, and forget injected faults."""
     _armed.clear()
+    _retiring.clear()
     _faults.clear()
 
 
 def inject(name: str) -> None:
     """Make the hook of this name raise whenever it is called; for tests of the guard."""
     _faults.add(name)
+
+
+def on_retire(action: Callable[[], None]) -> None:
+    """Call ``action`` on the first hook that runs once the sink has stood down: nothing will be recorded.
+
+    Until ``disarm``. It takes out hooks that cost something however soon they return, and may not fail.
+    """
+    _retiring.append(action)
+
+
+def is_armed() -> bool:
+    """Tell whether hooks may record at all; False once the sink was seen to have stood down."""
+    return bool(_armed)
 
 
 def alone() -> AbstractContextManager[object]:
@@ -56,13 +71,31 @@ def is_active() -> bool:
 
     Nor inside a transform of torch.func, whose tensors have no storage of their own.
     """
-    if torch.compiler.is_compiling() or _hidden or not _armed or not _armed[0].active:
-        return False
+    return _active() is not None
+
+
+def _active() -> Sink | None:
+    """Return what hooks record into here and now."""
+    if torch.compiler.is_compiling() or _hidden:
+        return None
+    sink = next(iter(_armed), None)  # another thread may disarm meanwhile
+    if sink is None:
+        return None
+    if not sink.active:
+        _retire()
+        return None
     if torch._C._get_tracing_state() is not None or get_worker_info() is not None:
-        return False
+        return None
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return not (cuda_in_use() and torch.cuda.is_current_stream_capturing())
+        return None
+    return None if cuda_in_use() and torch.cuda.is_current_stream_capturing() else sink
+
+
+def _retire() -> None:
+    """Let every hook return at once from now on: a sink that stood down never records again."""
+    _armed.clear()
+    while _retiring:
+        _retiring.pop()()
 
 
 def hide(function: Callable[P, R]) -> Callable[P, R]:
@@ -97,12 +130,11 @@ def guard(name: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     def decorate(hook: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(hook)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            if torch.compiler.is_compiling() or not is_active():
+            if torch.compiler.is_compiling() or (sink := _active()) is None:
                 return None
-            sink = _armed[0]
             try:
                 with _lock:
-                    if name in _faults:
+                    if _faults and name in _faults:
                         raise InjectedFault(name)
                     return hook(*args, **kwargs)
             except Exception as error:

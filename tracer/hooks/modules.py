@@ -16,7 +16,7 @@ from tensortrace.tracer.hooks import uses
 from tensortrace.tracer.hooks.activation_grads import GradHooks
 from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.frames import leave_out, pass_through
-from tensortrace.tracer.hooks.guard import guard
+from tensortrace.tracer.hooks.guard import guard, is_armed
 from tensortrace.tracer.hooks.names import ModuleName
 from tensortrace.tracer.hooks.optimizer_depth import inside_optimizer
 from tensortrace.tracer.hooks.places import Places
@@ -36,6 +36,7 @@ class Frame:
         self.left = name.left or name.name
         self.module: int | None = None
         self.records = records
+        self.rests = False
         self.records_outputs = True
         self.opens_root = opens_root
         self.compiled = False
@@ -49,6 +50,7 @@ class Frame:
 class _Local(threading.local):
     def __init__(self) -> None:
         self.stack: list[Frame] = []
+        self.resting = False
 
 
 class Modules:
@@ -56,6 +58,9 @@ class Modules:
 
     ``within``, where set, runs a call that is being watched: it is given the module, its frame, the function
     to call, and what to call it with.
+
+    In a window of which nothing is recorded only the outermost call is looked at, for the clock, and
+    modules that have no name yet; the thread is ``resting`` while it runs.
     """
 
     def __init__(self, session: Session) -> None:
@@ -66,17 +71,20 @@ class Modules:
         session.scope = self._scope
         self._places = Places()
         session.after_backward.append(self._places.backward_ended)
+        session.learns = self._places.any
         self._sees_own_outputs = False
 
     def install(self) -> None:
         """Wrap the call of every module, and of those that ``Module.compile`` compiles in place."""
         original_call: Callable[..., Any] = nn.Module._call_impl
         original_compile: Callable[..., Any] = nn.Module.compile
-        modules = self
+        modules, local, session = self, self._local, self._session
 
         @functools.wraps(original_call)
         def _call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or not is_armed():
+                return original_call(self, *args, **kwargs)
+            if local.resting and session.quiet and session.names.is_named(self):
                 return original_call(self, *args, **kwargs)
             frame = modules.enter(self, args, kwargs)
             if frame is None:
@@ -150,9 +158,6 @@ class Modules:
         frame.compiled = name.compiled or inside_compiled
         is_root = all(not outer.records for outer in stack) and not session.clock.is_recompute()
         stack.append(frame)
-        if module._forward_hooks and in_use():
-            frame.module = id(module)
-            self._see_own_outputs()
         if opens_root:
             if session.clock.step == INIT_STEP and session.clock.grad_enabled():
                 session.prelude.window_opens(module)
@@ -160,6 +165,13 @@ class Modules:
             if session.clock.step == INIT_STEP and not session.clock.grad_enabled():
                 session.prelude.pass_began(module, session.optimizers)
         frame.at = session.clock.forward_moment()
+        if session.quiet and not session.sink.wants_step(frame.at.step):
+            frame.records = False
+            frame.rests = not self._local.resting
+            self._local.resting = True
+        if module._forward_hooks and frame.records and in_use():
+            frame.module = id(module)
+            self._see_own_outputs()
         if frame.records:
             self._record_inputs(module, frame, args, kwargs, is_root=is_root)
         return frame
@@ -236,6 +248,8 @@ class Modules:
             if top.opens_root:
                 self._session.clock.root_ended()
                 self._session.prelude.pass_ended()
+            if top.rests:
+                self._local.resting = False
             if top is frame:
                 return
 

@@ -84,6 +84,10 @@ class Names:
         assert name is not None
         return name
 
+    def is_named(self, module: nn.Module) -> bool:
+        """Tell, as fast as can be, whether the module most likely has a name: another may have had its id."""
+        return id(module) in self._modules
+
     def tensor(self, tensor: torch.Tensor) -> TensorName:
         """Return a parameter's or buffer's name, ``param.N`` where no known module owns it."""
         name = self.known(tensor)

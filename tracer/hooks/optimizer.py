@@ -92,16 +92,17 @@ class Optimizers:
     @guard("optimizer step: after")
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_outermost_step():
-            with unobserved():
-                skipped = _found_inf(optimizer)
-            self._end(optimizer, skipped, has_closure=_has_closure(args, kwargs))
+            self._end(optimizer, None, has_closure=_has_closure(args, kwargs))
 
     def _begin(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        parameters = self._parameters(optimizer)
         number = self._session.optimizers.number(optimizer)
         if not self._session.clock.optimizer_began(number, has_closure=has_closure):
             return
         self._session.gradients_read()
+        if self._session.quiet:
+            self._scalers.record()
+            return
+        parameters = self._parameters(optimizer)
         inside_backward = torch._C._current_graph_task_id() >= 0
         self._gradients.emit_sums(parameters if inside_backward else None)
         call = self._session.clock.ordinal(Kind.SCHEDULE, f"optimizer.{number}")
@@ -112,15 +113,24 @@ class Optimizers:
         self._schedules.record(optimizer)
         self._scalers.record()
 
-    def _end(self, optimizer: Optimizer, skipped: torch.Tensor, *, has_closure: bool) -> None:
+    def _end(self, optimizer: Optimizer, skipped: torch.Tensor | None, *, has_closure: bool) -> None:
+        """Record what a step left; without ``skipped`` the optimizer itself tells whether it did nothing."""
         session, at = self._session, self._session.clock.window()
         if at.step == INIT_STEP:
+            return
+        if session.quiet:
+            if has_closure:
+                session.gradients_read()
+            session.clock.optimizer_ended()
             return
         number = session.optimizers.number(optimizer)
         call = self._calls.get(number, 0)
         if has_closure:  # which made the gradients
             session.gradients_read()
             self._consumed(self._parameters(optimizer), call)
+        if skipped is None:
+            with unobserved():
+                skipped = _found_inf(optimizer)
         session.emit(skipped, at, Kind.SCHEDULE, f"optimizer.{number}", "skipped", call=call)
         self._gradients.emit_sums(self._parameters(optimizer))
         self._state.record_optimizer(optimizer, at, call)

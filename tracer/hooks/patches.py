@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from types import ModuleType
 
 
@@ -33,7 +33,7 @@ class Patches:
 
         A module may hold a function under several names (``clip_grads_with_norm_`` and its private twin).
         """
-        for module, name, value in _bindings():
+        for module, name, value in _bindings(self._functions):
             original, replacement = self._functions.get(id(value), (None, None))
             if original is value and original is not None:
                 self.attribute(module, name, replacement)
@@ -43,13 +43,14 @@ class Patches:
         while self._undo:
             self._undo.pop()()
         originals = {id(replacement): original for original, replacement in self._functions.values()}
-        for module, name, value in _bindings():
-            if id(value) in originals:
-                setattr(module, name, originals[id(value)])
+        for module, name, value in _bindings(originals):
+            setattr(module, name, originals[id(value)])
         self._functions.clear()
 
 
-def _bindings() -> Iterator[tuple[ModuleType, str, object]]:
+def _bindings(wanted: Container[int]) -> Iterator[tuple[ModuleType, str, object]]:
+    """Yield what every module binds of the objects with these ``id``: torch's modules bind 100,000 others."""
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):
-            yield from ((module, name, value) for name, value in list(vars(module).items()))
+            found = [(name, value) for name, value in list(vars(module).items()) if id(value) in wanted]
+            yield from ((module, name, value) for name, value in found)

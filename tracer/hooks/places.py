@@ -25,6 +25,10 @@ class Places:
         self._learned: dict[tuple[str, str], tuple[tuple[int, ...], Place]] = {}
         self._consumed: set[tuple[str, str]] = set()
 
+    def any(self) -> bool:
+        """Tell whether the place of any plain tensor was ever known: then later ones are learned from it."""
+        return bool(self._known or self._learned)
+
     def of_inputs(self, module: nn.Module, name: str, given: Given) -> dict[str, Place]:
         """Return the places of a module's inputs by slot; the graph is asked before the style."""
         if not in_use():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import Node
@@ -30,8 +30,7 @@ NodeKey = tuple[int, str, int]
 Extent = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     """A recorded tensor: valid while it lives (then its memory is not reused) and is not written to.
 
     A view of an ordinary tensor keeps it alive; one of an inference tensor keeps nothing but its memory.

@@ -46,6 +46,8 @@ class Reductions:
 
     def collective_ended(self, tensors: list[torch.Tensor], *, op: str, ranks: tuple[int, ...]) -> None:
         """Note that the program itself reduced these tensors, in place, over the ranks."""
+        if self._session.quiet and self._seen:
+            return
         inside_backward = self._session.clock.is_recompute()
         if not inside_backward and not self._session.clock.backward_ran:
             return
@@ -74,6 +76,8 @@ class Reductions:
         if not self._seen:
             self._seen = True
             session.sink.absent(Kind.REDUCED_GRAD, None)
+        if session.quiet:
+            return
         meta = Meta(op=op, ranks=ranks)
         for parameter in parameters:
             if parameter.grad is not None:
@@ -103,6 +107,8 @@ class Reductions:
 
     def _after_backward(self) -> None:
         self._unclaimed = _Unclaimed()
+        if self._session.quiet:
+            return
         due, self._due = self._due, {}
         for key, (reference, wrapper) in due.items():
             module = reference()

@@ -73,7 +73,7 @@ class Scalers:
         """Record the scale in force; called when an update begins or is skipped."""
         self._local.stepped = True
         session, at = self._session, self._session.clock.window()
-        for scaler, _ in self._local.stepping[-1:]:
+        for scaler, _ in self._local.stepping[-1:] if not session.quiet else ():
             scale = getattr(scaler, "_scale", None)  # get_scale() would wait for the device
             if scaler.is_enabled() and isinstance(scale, torch.Tensor):
                 name = f"scaler.{self._order.number(scaler)}"
@@ -98,6 +98,8 @@ class Scalers:
         if not self._unscaled:
             self._unscaled = True
             session.sink.absent(Kind.UNSCALED_GRAD, None)
+        if session.quiet:
+            return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

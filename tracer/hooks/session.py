@@ -53,6 +53,11 @@ class Session:
     unscale or an optimizer step reads gradients. ``scope`` names the module call that this thread is in the
     middle of, "" for none and for a root's. While ``muted`` isn't 0, gradients that arrive are those
     of a side computation and are not recorded. ``staged`` is the pipeline's backward that is running.
+
+    ``quiet`` tells that nothing of the present window is wanted and that no source learns anything from it
+    that a later one needs: only the clock goes on, so that a step that isn't recorded costs next to nothing.
+    A window is never quiet before an optimizer has stepped (what ends it would be told by the parameters),
+    while anything listens ``on_root``, or where places of tensors are learned (``learns``).
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -64,6 +69,8 @@ class Session:
         self.patches = Patches()
         self.optimizers: Order[Optimizer] = Order()
         self.muted = 0
+        self.quiet = False
+        self.learns: Callable[[], bool] = lambda: False
         self.pipeline: tuple[int, ...] = ()
         self.staged: StageBackward | None = None
         self.scope: Callable[[], str] = lambda: ""
@@ -78,9 +85,14 @@ class Session:
         self._sample_layout: Layout | None = None
         self.meshes: dict[str, Mesh] = {}
         self.prelude = Prelude(self._write_held)
+        self.clock.on_open.append(self._begin_window)
         self.clock.on_divide.append(self.producers.turn)
         self.clock.on_open.append(self.producers.turn)
         self.clock.on_open.append(self.prelude.release)
+
+    def _begin_window(self) -> None:
+        rests = self.clock.has_optimizer and not self.on_root and not self.learns()
+        self.quiet = rests and not self.sink.wants_step(self.clock.step)
 
     def emit(
         self,
@@ -140,8 +152,10 @@ class Session:
 
     def wants(self, kind: Kind, name: str, at: Moment, parameter: torch.Tensor | None = None) -> bool:
         """Tell whether the boundary is selected; of a flat parameter, that of any parameter in it."""
-        names = [name] if parameter is None else self.names.pieces(parameter) or [name]
-        return any(self.sink.wants(kind, name, step=at.step) for name in names)
+        pieces = None if parameter is None else self.names.pieces(parameter)
+        if not pieces:
+            return self.sink.wants(kind, name, step=at.step)
+        return any(self.sink.wants(kind, piece, step=at.step) for piece in pieces)
 
     def _owned(
         self,

@@ -23,6 +23,9 @@ class Sink(Protocol):
     def wants(self, kind: Kind, name: str, *, step: int) -> bool:
         """Tell whether the selection includes this boundary, so that hooks can skip work."""
 
+    def wants_step(self, step: int) -> bool:
+        """Tell whether the selection includes any boundary of this step."""
+
     def emit(
         self,
         tensor: torch.Tensor,

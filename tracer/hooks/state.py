@@ -20,11 +20,17 @@ NO_OPTIMIZER = "no optimizer has stepped"
 
 
 class State:
-    """What a run carries from step to step."""
+    """What a run carries from step to step.
+
+    What was recorded of a parameter last is one thing; what it was when the window opened is another, which
+    tells of an update by the program's own hand, also in windows of which nothing is recorded. It is asked
+    for, and kept, only as long as no optimizer has stepped.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._digests = Digests()
+        self._trained = Digests()
         session.clock.before_first.append(self._record_init)
         session.clock.on_open.append(self._record_changes)
         session.clock.updated = self._updated_by_hand
@@ -62,10 +68,11 @@ class State:
         if next(session.flats.whole(), None) is not None:
             return False
         for parameter, name in session.names.parameters():
-            if id(parameter) in session.arrived and is_plain(parameter) and self._digests.changed(parameter):
+            if id(parameter) in session.arrived and is_plain(parameter) and self._trained.changed(parameter):
                 found.append((parameter, name))
         for parameter, name in found:
             if session.wants(Kind.PARAM, name.name, session.clock.window(), parameter):
+                self._digests.note(parameter)
                 self._emit_parameter(parameter, name, session.clock.window(), "model")
         return bool(found)
 
@@ -84,9 +91,13 @@ class State:
 
     def _record_changes(self) -> None:
         """When a window opens, record parameters that something other than their optimizer has changed."""
-        at = self._session.clock.window()
+        if self._session.quiet:
+            return
+        at, by_hand = self._session.clock.window(), not self._session.clock.has_optimizer
         self._session.names.refresh()
         for parameter, name in self._session.names.parameters():
+            if by_hand and is_plain(parameter):
+                self._trained.note(parameter)
             if self._session.wants(Kind.PARAM, name.name, at, parameter) and self._digests.changed(parameter):
                 self._emit_parameter(parameter, name, at, "start")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import nn
@@ -17,6 +19,9 @@ from tensortrace.tracer.placements.styles import declared_inputs
 
 WRAPPERS: tuple[Wrapper, ...] = (DDP(), FSDP(), FullyShard())
 """Every wrapper whose layout is known. A new one is a new file and an entry here."""
+
+_UNKNOWN = object()
+_kinds: weakref.WeakKeyDictionary[type, object] = weakref.WeakKeyDictionary()
 
 __all__ = [
     "OF_SAMPLES",
@@ -40,8 +45,15 @@ __all__ = [
 
 
 def wrapper_of(module: nn.Module) -> Wrapper | None:
-    """Return the kind of wrapper that a module is, None for any other module."""
-    return next((wrapper for wrapper in WRAPPERS if wrapper.matches(module)), None)
+    """Return the kind of wrapper that a module is, None for any other module.
+
+    Its class tells, once for all: a class is made after those that it derives from.
+    """
+    kind = type(module)
+    found = _kinds.get(kind, _UNKNOWN)
+    if found is _UNKNOWN:
+        found = _kinds[kind] = next((wrapper for wrapper in WRAPPERS if wrapper.matches(module)), None)
+    return cast("Wrapper | None", found)
 
 
 def own_class(module: nn.Module) -> type:

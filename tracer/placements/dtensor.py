@@ -57,8 +57,11 @@ _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
 def in_use() -> bool:
-    """Tell whether the program may have DTensors: whether it has imported them."""
-    return "torch.distributed.tensor" in sys.modules
+    """Tell whether the program may have DTensors: whether it has imported them and has ranks.
+
+    Torch imports them itself for every optimizer; without a process group there is no mesh to lie on.
+    """
+    return "torch.distributed.tensor" in sys.modules and dist.is_available() and dist.is_initialized()
 
 
 def is_dtensor(tensor: object) -> bool:

@@ -55,10 +55,14 @@ class Rig:
         self.ends += 1
 
     def add(self, tensor: torch.Tensor, slot: str = "model") -> bool:
-        lease = self.stage.lend(tensor)
-        if lease is None:
-            return False
-        self.stage.put(tensor, lease)(boundary(self._event, tensor, slot))
+        given = boundary(self._event, tensor, slot)
+        queue = self.stage.known(tensor, given)
+        if queue is None:
+            lease = self.stage.lend(tensor)
+            if lease is None:
+                return False
+            queue = self.stage.put(tensor, lease)
+        queue(given)
         self._event += 1
         return True
 
@@ -242,6 +246,17 @@ def test_a_write_that_no_version_tells_of_is_seen() -> None:
     assert store.got[1] == (1, np.full(4, 2, np.float32).tobytes())
 
 
+def test_a_tensor_that_was_here_before_takes_no_room() -> None:
+    store = Memory(is_open=False)
+    rig = Rig(store, capacity=64, pressure="drop")
+    tensor = torch.ones(16)
+    assert [rig.add(tensor) for _ in range(4)] == [True] * 4, "the room holds one"
+    assert not rig.add(tensor.clone()), "nobody knows of another tensor what it holds"
+    store.opened.set()
+    assert rig.stage.close()
+    assert [payload is None for _, payload in store.got] == [False, True, True, True]
+
+
 def test_a_content_that_the_store_may_have_forgotten_is_given_again() -> None:
     store = Memory()
     rig = Rig(store)
@@ -275,6 +290,7 @@ def test_the_store_is_told_to_hurry_while_the_buffer_fills(monkeypatch: pytest.M
         copy_bytes(tensor, target)
         return lambda: None
 
+    monkeypatch.setattr(staging, "is_plain", lambda tensor: False)
     monkeypatch.setattr(staging, "copy_bytes", copy_from_a_device)
     store = Gate(is_open=False)
     rig = Rig(store, capacity=1024)
