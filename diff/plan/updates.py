@@ -14,8 +14,15 @@ from tensortrace.diff.compare import Sides
 from tensortrace.diff.plan.clips import window_slot
 from tensortrace.diff.plan.comparison import coarser_eps, replica
 from tensortrace.diff.plan.pair import StepPair
-from tensortrace.diff.stream import block_size, item_blocks, one
-from tensortrace.diff.update import Hypers, UpdateInputs, amplification, predict_param, predict_state
+from tensortrace.diff.stream import LARGE_ELEMENTS, Readable, block_size, item_blocks, one
+from tensortrace.diff.update import (
+    Hypers,
+    UpdateInputs,
+    amplification,
+    is_factored,
+    predict_param,
+    predict_state,
+)
 from tensortrace.tracer.types import Kind
 
 
@@ -23,7 +30,7 @@ from tensortrace.tracer.types import Kind
 class UpdateSource:
     """The recorded tensors around one update of one parameter, unread: see ``UpdateInputs``.
 
-    Each has the parameter's shape or is a number.
+    Each has the parameter's shape or is a number, but for the sums of factored moments: these are read whole.
     """
 
     optimizer: str
@@ -44,6 +51,9 @@ class UpdateSource:
 
     def blocks(self) -> Iterator[UpdateInputs]:
         """Yield everything block by block; numbers are in every block."""
+        if is_factored(self.optimizer):
+            yield self.read()
+            return
         items = [self.param, self.gradient, *self.before.values(), *self.after.values()]
         elementwise = [item for item in items if item.entry.local_shape == self.shape]
         numbers = {id(item): item.read() for item in items if item.entry.local_shape != self.shape}
@@ -62,12 +72,20 @@ class UpdateSource:
     def _inputs(self, read: Callable[[Item], np.ndarray]) -> UpdateInputs:
         return UpdateInputs(
             optimizer=self.optimizer,
-            param=read(self.param).astype(np.float64),
-            gradient=read(self.gradient).astype(np.float64),
-            before={name: read(item).astype(np.float64) for name, item in self.before.items()},
-            after={name: read(item).astype(np.float64) for name, item in self.after.items()},
+            param=as_real(read(self.param)),
+            gradient=as_real(read(self.gradient)),
+            before={name: as_real(read(item)) for name, item in self.before.items()},
+            after={name: as_real(read(item)) for name, item in self.after.items()},
             hypers=self.hypers,
+            dtype=self.param.entry.dtype,
         )
+
+
+def as_real(array: np.ndarray) -> np.ndarray:
+    """Return an array in float64; complex numbers are pairs, as optimizers take them."""
+    if array.dtype.kind != "c":
+        return array.astype(np.float64)
+    return np.stack([array.real, array.imag], axis=-1).astype(np.float64)
 
 
 def own_error(slot: Slot, pair: StepPair) -> Callable[[], Callable[[], Iterable[Sides]] | None] | None:
@@ -84,17 +102,17 @@ def own_error(slot: Slot, pair: StepPair) -> Callable[[], Callable[[], Iterable[
         if source_a is None or source_b is None:
             return None
         actual = [one(replica(view.items[slot])) for view in (pair.a, pair.b)]
-        if any(shape != source_a.shape for shape in (source_b.shape, *(x.shape for x in actual))):
+        if source_a.shape != source_b.shape or actual[0].shape != actual[1].shape:
             return None
-        if any(_expected(slot, source.without_elements()) is None for source in (source_a, source_b)):
+        if not is_factored(source_a.optimizer) and actual[0].shape not in ((), source_a.shape):
+            return None
+        if not all(predicts(slot, source) for source in (source_a, source_b)):
             return None
 
         def blocks() -> Iterator[Sides]:
             a, b = actual
-            found = zip(source_a.blocks(), a.blocks(), source_b.blocks(), b.blocks(), strict=True)
-            for inputs_a, value_a, inputs_b, value_b in found:
-                error_a, size_a = _residue(slot, inputs_a, value_a)
-                error_b, size_b = _residue(slot, inputs_b, value_b)
+            found = zip(residues(slot, source_a, a), residues(slot, source_b, b), strict=True)
+            for (error_a, size_a), (error_b, size_b) in found:
                 yield error_b - error_a, np.fmax(size_a, size_b)  # NaN in one run: so large as in the other
 
         if math.prod(source_a.shape) > block_size(source_a.shape):
@@ -127,26 +145,49 @@ def without_noise(slot: Slot, pair: StepPair, loaded: Assembled) -> Assembled | 
     return Assembled(loaded.a, np.where(noise, loaded.a, loaded.b))
 
 
-def _expected(slot: Slot, inputs: UpdateInputs) -> np.ndarray | None:
+def expected(slot: Slot, inputs: UpdateInputs) -> np.ndarray | None:
+    """Return what a formula makes of a parameter or a state; None where it is not known."""
     return predict_param(inputs) if slot.kind == Kind.PARAM else predict_state(inputs, slot.slot)
 
 
-def _residue(slot: Slot, inputs: UpdateInputs, actual: np.ndarray) -> Sides:
-    """Return what the formula leaves of a value, and the magnitude of the terms that it sums."""
-    expected = _expected(slot, inputs)
-    assert expected is not None  # the formula is known
-    wide = actual.astype(np.float64)
-    terms = np.fmax(np.abs(wide), _terms(slot, inputs))
-    if slot.kind == Kind.PARAM or slot.slot == "momentum_buffer":
-        terms = terms * amplification(inputs)
-    return _unexplained(wide, expected), terms
+def predicts(slot: Slot, source: UpdateSource) -> bool:
+    """Tell whether the formula of an update is known; of factored moments, whose tensors are small enough."""
+    if not is_factored(source.optimizer):
+        return expected(slot, source.without_elements()) is not None
+    return math.prod(source.shape) <= LARGE_ELEMENTS and expected(slot, source.read()) is not None
 
 
-def _unexplained(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return actual − expected; 0 where the formula says as well that the element is not finite."""
+def beside(source: UpdateSource, actual: Readable) -> Iterator[tuple[UpdateInputs, np.ndarray]]:
+    """Yield an update's inputs with a value that it left, block by block."""
+    if is_factored(source.optimizer):
+        yield source.read(), as_real(actual.read())
+    elif actual.shape != source.shape:  # a number beside the parameter
+        yield source.without_elements(), as_real(actual.read())
+    else:
+        for inputs, value in zip(source.blocks(), actual.blocks(), strict=True):
+            yield inputs, as_real(value)
+
+
+def residues(slot: Slot, source: UpdateSource, actual: Readable) -> Iterator[Sides]:
+    """Yield block by block what the formula leaves of a value, and the magnitude of its terms."""
+    for inputs, value in beside(source, actual):
+        made = expected(slot, inputs)
+        assert made is not None  # the formula is known
+        terms = np.fmax(np.abs(value), _terms(slot, inputs)) * amplified(slot, inputs)
+        yield unexplained(value, made), terms
+
+
+def amplified(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
+    """Return by how much the round-off of what an update leaves is greater than that of the terms it sums."""
+    own = slot.kind == Kind.PARAM or slot.slot == "momentum_buffer"
+    return amplification(inputs) if own else np.ones(())
+
+
+def unexplained(actual: np.ndarray, made: np.ndarray) -> np.ndarray:
+    """Return what is there less what is expected; 0 where the formula says as well that it is not finite."""
     with np.errstate(invalid="ignore"):
-        difference = np.asarray(actual - expected)
-    return np.where(np.isfinite(actual) | np.isfinite(expected), difference, 0.0)
+        difference = np.asarray(actual - made)
+    return np.where(np.isfinite(actual) | np.isfinite(made), difference, 0.0)
 
 
 def _terms(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
@@ -155,15 +196,7 @@ def _terms(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
         change = predict_param(inputs)
         assert change is not None  # it was predicted before
         return np.asarray(np.abs(inputs.param) + np.abs(change - inputs.param))
-    sizes = UpdateInputs(  # the formula of the magnitudes is the magnitude of its terms
-        optimizer=inputs.optimizer,
-        param=np.abs(inputs.param),
-        gradient=np.abs(inputs.gradient),
-        before={k: np.abs(v) for k, v in inputs.before.items()},
-        after=inputs.after,
-        hypers={**inputs.hypers, "maximize": 0.0},
-    )
-    terms = predict_state(sizes, slot.slot)
+    terms = predict_state(inputs.magnitudes(), slot.slot)
     assert terms is not None
     return terms
 
@@ -185,8 +218,9 @@ def update_source(name: str, view: StepView, before: StepView) -> UpdateSource |
     if after and not before_ and _begins_late(view, before):
         return None
     states = [item.entry.local_shape for state in (before_, after) for item in state.values()]
-    if any(found != shape for found in (replica(consumed).entry.local_shape, *filter(None, states))):
-        return None  # factored moments, or parts of no known layout: no formula of ours
+    states = [] if is_factored(optimizer) else list(filter(None, states))
+    if any(found != shape for found in (replica(consumed).entry.local_shape, *states)):
+        return None  # factored moments of no known formula, or parts of no known layout
     return UpdateSource(optimizer, replica(param), replica(consumed), before_, after, hypers)
 
 
