@@ -16,6 +16,7 @@ from tensortrace.tracer.errors import TraceError
 COMMANDS: dict[str, str] = {
     "record": "Record every boundary of a training run.",
     "diff": "Compare two traces and name the first boundary where they part.",
+    "replay": "Hold every boundary of one trace against what its own inputs give.",
     "layout": "Find where the ranks of a run hold parts of whole tensors, or check a layout.",
     "show": "Say what is in a trace.",
     "check": "Verify every digest and every index line of a trace.",
@@ -24,7 +25,7 @@ COMMANDS: dict[str, str] = {
 }
 """Every subcommand with its one line of help; its code is ``command`` in the module of that name."""
 
-COMPUTING = ("diff", "layout", "show", "check")
+COMPUTING = ("diff", "replay", "layout", "show", "check")
 """Those that compute in this process alone; `record` starts one that must have its own settings."""
 
 TROUBLE = 2

@@ -101,7 +101,7 @@ def compare(
         of_losses = Catalog.tie(left, right)
         execution.unrecorded = lambda outcome: unrecorded(outcome, execution, left, right)
         alignment = align_steps(left, right, options.align)
-        notes = [*_torn(opened_a), *_torn(opened_b), *alignment.notes]
+        notes = [*torn(opened_a), *torn(opened_b), *alignment.notes]
         notes += [*start_notes(trace_a, trace_b), *notes_a, *notes_b, *of_losses]
         notes += _precision_notes(trace_a, trace_b)
         notes += _execute(execution, left, right, alignment, options, progress)
@@ -131,7 +131,7 @@ def compare(
         )
 
 
-def _torn(trace: Trace) -> list[str]:
+def torn(trace: Trace) -> list[str]:
     """Return what segments lack behind their last tensor, where what is lost is no tensor."""
     found = (problem for rank in trace.ranks for problem in torn_ends(rank))
     return [f"{problem}: damaged, though every tensor is there; see `trace check`" for problem in found]
@@ -272,7 +272,7 @@ def _execute(
             notes.append(f"stopped at step {step}: the runs were given different inputs")
             break
         previous = step
-        state_a, state_b = _carried(state_a, pair_.a), _carried(state_b, pair_.b)
+        state_a, state_b = carried(state_a, pair_.a), carried(state_b, pair_.b)
     notes += [*rules[0].notes("a"), *rules[1].notes("b")]
     return list(dict.fromkeys(notes))
 
@@ -335,7 +335,7 @@ def _just_before(catalog: Catalog, step: int, state: StepView) -> StepView:
     return catalog.view(step - 1) if step - 1 in catalog.steps else state
 
 
-def _carried(before: StepView, view: StepView) -> StepView:
+def carried(before: StepView, view: StepView) -> StepView:
     """Return a step's state with what it did not record again taken from the step before it."""
     kept = {s: i for s, i in before.items.items() if s.kind in STATES}
     kept = {s: i for s, i in kept.items() if s.slot != "start"}

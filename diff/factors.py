@@ -119,7 +119,7 @@ def _fit(local: Mapping[int, Readable], gradient: Readable) -> _Fitted | None:
         for blocks in zip(*(values.blocks() for values in different), strict=True):
             flat = vectors(blocks)
             for start in range(0, flat[-1].size, _CHUNK):
-                rows = [f[start : start + _CHUNK].astype(np.float64) for f in flat]
+                rows = [_real(f[start : start + _CHUNK]) for f in flat]
                 for i, j in combinations_with_replacement(range(len(rows)), 2):
                     found[i, j] = found[j, i] = found[i, j] + float(rows[i] @ rows[j])
             count += flat[-1].size
@@ -140,6 +140,13 @@ def _fit(local: Mapping[int, Readable], gradient: Readable) -> _Fitted | None:
     return _Fitted(factors, residual, error / largest if largest else math.inf, norm)
 
 
+def _real(values: np.ndarray) -> np.ndarray:
+    """Return a vector in float64, complex numbers as pairs."""
+    if values.dtype.kind == "c":
+        return np.ascontiguousarray(values).astype(np.complex128).view(np.float64)
+    return values.astype(np.float64)
+
+
 def scalar_factor(samples: Iterable[tuple[Readable, Readable]]) -> float | None:
     """Return c such that the second of each pair ≈ c · the first, the median over parameters."""
     factors = rank_factors(({0: first}, second) for first, second in samples)
@@ -153,6 +160,6 @@ def projected(x: Readable, y: Readable) -> float | None:
     square = product = 0.0
     with suppress(Unkept):
         for a, b in zip(x.blocks(), y.blocks(), strict=True):
-            left, right = (v.astype(np.float64) for v in vectors([a, b]))
+            left, right = (_real(v) for v in vectors([a, b]))
             square, product = square + float(left @ left), product + float(left @ right)
     return product / square if square and math.isfinite(square) else None

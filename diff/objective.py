@@ -43,6 +43,20 @@ def weighed_sum(view: StepView, name: str, parts: Mapping[Part, float]) -> float
     return sum(made.terms[part, name] / by for part, by in parts.items())
 
 
+@dataclass(frozen=True)
+class KnownPart:
+    """What the recognised losses of one part come to by their weights, and the sum of their magnitudes."""
+
+    value: float
+    size: float
+
+
+def known_parts(view: StepView) -> dict[Part, KnownPart]:
+    """Return that of each part that backward went through; empty where a loss's weights do not tell it."""
+    made = _made_of(view)
+    return {} if made is None else {part: KnownPart(made.known(part), made.size(part)) for part in made.roots}
+
+
 @dataclass
 class _Objective:
     """What backward began with in each part, and what recognised losses times their weights come to."""

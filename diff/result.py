@@ -297,16 +297,16 @@ class Result(Outcome, frozen=True, kw_only=True):
         Numbers that are not finite are null. Raises UnicodeEncodeError for a path that is not UTF-8.
         """
         document = msgspec.structs.asdict(self)
-        document["first_divergent"] = self.first_divergent and _flat(self.first_divergent)
-        document["origins"] = [_flat(finding) for finding in self.origins]
-        document["receivers"] = [_flat(finding) for finding in self.receivers]
+        document["first_divergent"] = self.first_divergent and flat(self.first_divergent)
+        document["origins"] = [flat(finding) for finding in self.origins]
+        document["receivers"] = [flat(finding) for finding in self.receivers]
         if self.declared:
-            findings = [_flat(finding) for finding in self.declared.findings]
+            findings = [flat(finding) for finding in self.declared.findings]
             document["declared"] = msgspec.structs.asdict(self.declared) | {"findings": findings}
         return msgspec.json.encode(document)
 
 
-def _flat(finding: Finding) -> dict[str, object]:
+def flat(finding: Finding) -> dict[str, object]:
     """Return a finding as JSON holds it: the parts of its key and ``rel_l2`` stand beside its own fields."""
     fields: dict[str, object] = msgspec.structs.asdict(finding)
     del fields["where"]

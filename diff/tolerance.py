@@ -10,7 +10,7 @@ the constants; ``benchmarks/calibrate.py`` measures what correct runs need of th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -287,17 +287,22 @@ def worst_beside(unexplained: np.ndarray, sizes: np.ndarray, least: float) -> fl
 
 
 def measure_unexplained(blocks: Iterable[Sides]) -> Unexplained:
-    """Measure pairs of what is unexplained and of the size of the terms summed.
-
-    They are gone through twice: a typical element's size is known only after all.
-    """
+    """Measure pairs of what is unexplained and of the size of the terms summed; all of them are held."""
     held = list(blocks)
+    return measure_streamed(lambda: held)
+
+
+def measure_streamed(blocks: Callable[[], Iterable[Sides]]) -> Unexplained:
+    """Measure the same of blocks that are gone through twice.
+
+    A typical element's size is known only after all.
+    """
     squares, count = 0.0, 0
-    for _, sizes in held:
+    for _, sizes in blocks():
         finite = np.where(np.isfinite(sizes), sizes, 0.0)
         squares, count = squares + float(np.sum(finite**2)), count + finite.size
     least = least_size(squares, count)
-    return Unexplained(max((worst_beside(*sides, least) for sides in held), default=0.0), squares)
+    return Unexplained(max((worst_beside(*sides, least) for sides in blocks()), default=0.0), squares)
 
 
 def judge_own(found: Unexplained, eps: float, norm: float | None = None) -> Judgement:

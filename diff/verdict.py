@@ -77,7 +77,7 @@ def state_result(
         causes = found or _of_gradients(gradient, causes)
     looked = first_operation(origins[0], execution, a, b, offset) if origins else Looked()
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"
-    findings = tuple(_finding(o, "origin", execution) for o in origins[:MAX_ORIGINS])
+    findings = tuple(finding(o, "origin", execution) for o in origins[:MAX_ORIGINS])
     hidden = unseen(origins[0], execution, a, b) if origins else Unseen()
     inside = bool(origins) and not looked.covered and looked.operation is None and not hidden.texts
     look = where_to_look(origins[0], offset) if inside else None
@@ -90,12 +90,12 @@ def state_result(
         headline=_headline(
             verdict, first, _explained(looked.operation, causes), coverage, declared, levels_told(a, b)
         ),
-        a=_side(a, steps),
-        b=_side(b, [s - offset for s in steps]),
+        a=side_of(a, steps),
+        b=side_of(b, [s - offset for s in steps]),
         first_divergent=first,
         causes=tuple(causes),
         origins=findings,
-        receivers=tuple(_finding(o, "receiver", execution) for o in receivers[:MAX_RECEIVERS]),
+        receivers=tuple(finding(o, "receiver", execution) for o in receivers[:MAX_RECEIVERS]),
         receivers_total=len(receivers),
         coverage=coverage,
         policy=policy,
@@ -106,7 +106,7 @@ def state_result(
             *_to_store(first, coverage),
             *_to_look_inside(look),
         ),
-        power=_power(execution),
+        power=power_of(execution),
         step_offset=offset,
         declared=declared,
         operation=looked.operation,
@@ -147,7 +147,7 @@ def _declared(settled: Settled, execution: Execution) -> Declared | None:
     follow = downstream(execution, settled.outcomes)
     return Declared(
         expectations(execution),
-        tuple(_finding(o, "declared", execution) for o in found[:MAX_ORIGINS]),
+        tuple(finding(o, "declared", execution) for o in found[:MAX_ORIGINS]),
         len(found),
         len(follow),
         sum(not o.bounded for o in follow),
@@ -161,7 +161,8 @@ def where(node: Node) -> Where:
     return Where(step, node.microbatch, slot.kind.value, slot.name, slot.slot, slot.call)
 
 
-def _finding(outcome: Outcome, role: Role, execution: Execution) -> Finding:
+def finding(outcome: Outcome, role: Role, execution: Execution) -> Finding:
+    """Return a divergence as it is told."""
     entry = outcome.comparison
     items = entry.items if isinstance(entry, OneSided) else entry.items_b
     only_a = isinstance(entry, OneSided) and entry.side == "a"
@@ -221,7 +222,8 @@ def _weight(part: Part, weight: float | None, counts: dict[Part, int]) -> str:
     return f"each token weighs {weight:.6g} = 1/{1 / weight:.6g}{tokens}"
 
 
-def _side(catalog: Catalog, steps: Sequence[int]) -> Side:
+def side_of(catalog: Catalog, steps: Sequence[int]) -> Side:
+    """Return a trace as the headline shows it."""
     trace = catalog.trace
     ended = sorted({(r.manifest.ended if r.manifest else None) or "did not finish" for r in trace.ranks})
     microbatches = catalog.view(steps[0]).last_microbatch() + 1 if steps else 0
@@ -284,7 +286,8 @@ def _to_look_inside(options: str | None) -> tuple[str, ...]:
     return (f"which operation it is, both runs tell when recorded with: trace record {options}",)
 
 
-def _power(execution: Execution) -> Power | None:
+def power_of(execution: Execution) -> Power | None:
+    """Return what the comparison could see; None where nothing was judged by a tolerance."""
     by_tolerance = [(n, j) for n, j in execution.judged if j.power_incoherent]
     judged = [(n, j) for n, j in by_tolerance if not j.cancelled]
     if not judged:
@@ -363,7 +366,7 @@ def _coverage(
     ]
     if not stopped:
         missing += _lost_steps(a, b, steps, offset)
-    missing += _lost_records(a, "a") + _lost_records(b, "b")
+    missing += lost_records(a, "a") + lost_records(b, "b")
     by_kind = {
         kind.value: execution.compared[kind] for kind in (*LADDER, Kind.BUFFER) if kind in execution.compared
     }
@@ -407,7 +410,7 @@ def _lost_steps(a: Catalog, b: Catalog, steps: Sequence[int], offset: int) -> li
     return found
 
 
-def _lost_records(catalog: Catalog, side: str) -> list[Missing]:
+def lost_records(catalog: Catalog, side: str) -> list[Missing]:
     """Report what a rank promised and could not store, and ranks whose recording did not finish."""
     found = []
     label = "a" if side == "a" else "b"

@@ -32,14 +32,16 @@ _DIMS = 8
 """Numbers of a shape or an index that are shown."""
 
 
-def first(page: Page, finding: Finding, *, limit: int | None, said: str) -> None:
+def first(
+    page: Page, finding: Finding, *, limit: int | None, said: str, what: str = "first divergent boundary"
+) -> None:
     """Write the first divergent boundary: where, what, how far apart, what was allowed, evidence.
 
     What stands in ``said``, the headline, is not said again.
     """
     where = finding.where
     page.blank()
-    page.line(("first divergent boundary:", "bold"), f" {words.moment(where)}: {words.key(where)}")
+    page.line((f"{what}:", "bold"), f" {words.moment(where)}: {words.key(where)}")
     page.line(f"the {words.boundary(where)}{_origin_of(finding)}", indent=2)
     text = _without_numbers(finding)
     if text and text not in said:

@@ -44,7 +44,7 @@ def render(result: Result, *, look: Look = _PLAIN, detail: Detail = "normal") ->
     if result.causes:
         page.blank()
     for cause in result.causes:
-        _cause(page, cause, limit, said=result.headline)
+        tell_cause(page, cause, limit, said=result.headline)
     if result.first_divergent and not result.causes and not result.operation:
         page.blank()
         page.line(("cause:", "bold"), " unexplained: no known mistake accounts for the difference")
@@ -96,7 +96,8 @@ def _headline(page: Page, result: Result) -> None:
     page.line((result.verdict.upper(), _STYLES[result.verdict]), rest)
 
 
-def _cause(page: Page, cause: Cause, limit: int | None, *, said: str) -> None:
+def tell_cause(page: Page, cause: Cause, limit: int | None, *, said: str) -> None:
+    """Write a tested cause: its code and sentence, the number, what is left with the mistake applied."""
     text = " as the headline says" if cause.text in said else f" {safe(cause.text, limit=SENTENCE)}"
     page.line((f"cause {safe(cause.code, limit=60)}:", "bold"), text)
     if cause.number is not None:

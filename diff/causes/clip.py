@@ -32,6 +32,13 @@ def before_accumulation(case: Case) -> Sequence[Proposal]:
     names, mistaken = accumulated
     consumed = [(gradients.consumed(n), other.consumed(n)) for n in names]
     kept = [(m, x, y) for m, (x, y) in zip(mistaken, consumed, strict=True) if x and y]
+    actual, reference = (
+        [item.read() for item in side] for side in ([x for _, x, _ in kept], [y for *_, y in kept])
+    )
+    if all(np.array_equal(x, y) for x, y in zip(actual, reference, strict=True)):  # of one run alone
+        whole = _clipped_as_it_went(gradients, view, only_last=True)
+        both = zip(whole[1] if whole else (), consumed, strict=True)
+        reference = [plain for plain, (x, y) in both if x and y]
     coefficients = ", ".join(f"{_scalar(e.scalars.get('coefficient')):.4g}" for e in events)
     text = (
         f"{found.side} clips before accumulation ends: {len(events)} clip event(s) before the last of "
@@ -42,8 +49,8 @@ def before_accumulation(case: Case) -> Sequence[Proposal]:
             "clip.before_accumulation",
             text,
             [m for m, _, _ in kept],
-            [x.read() for _, x, _ in kept],
-            [y.read() for _, _, y in kept],
+            actual,
+            reference,
             float(len(events)),
             "clip events in the middle of the window",
             floor=case.gradient_floor([x for _, x, _ in kept]),
@@ -51,9 +58,12 @@ def before_accumulation(case: Case) -> Sequence[Proposal]:
     )
 
 
-def _clipped_as_it_went(gradients: Gradients, view: StepView) -> tuple[list[str], list[np.ndarray]] | None:
-    """Return each parameter's gradient if it is clipped after every microbatch as the events say."""
-    coefficients = _coefficients(view)
+def _clipped_as_it_went(
+    gradients: Gradients, view: StepView, *, only_last: bool = False
+) -> tuple[list[str], list[np.ndarray]] | None:
+    """Return each parameter's gradient if it is clipped after every microbatch, or the last, as told."""
+    last = view.last_microbatch()
+    coefficients = {at: c for at, c in _coefficients(view).items() if not only_last or at[1] == last}
     total: dict[str, np.ndarray] = {}
     names = [n for n in gradients.names if gradients.local_items(n)]
     ranks = {i.cell for n in names for i in gradients.local_items(n)}
@@ -113,6 +123,26 @@ def skipped(case: Case) -> Sequence[Proposal]:
             "clip.skipped", text, mistaken, unclipped, clipped, number, equals,
             floor=floor,
         ),
+    )  # fmt: skip
+
+
+def not_applied(case: Case) -> Iterator[Proposal]:
+    """Propose that a clip leaves gradients as they were, though it computed a coefficient below 1."""
+    slot = case.origin.node.slot
+    if slot.kind != Kind.CLIPPED_GRAD or slot.slot != "grad" or slot.name == CLIP:
+        return
+    gradients, known = case.pair.gradients_b, [o for o in case.siblings if o.assembled is not None]
+    names = [o.node.slot.name for o in known]
+    before = [gradients.before_clip(name) for name in names]
+    coefficients = {gradients.coefficient(name) for name in names}
+    if len(coefficients) != 1 or any(item is None for item in before) or coefficients == {1.0}:
+        return
+    number = coefficients.pop()
+    text = f"the coefficient {number:.6g} is computed and not applied: clipping leaves gradients as they were"
+    sides = [o.assembled for o in known if o.assembled]
+    yield Proposal(
+        "clip.skipped", text, [item.read() for item in before if item], [x.b for x in sides],
+        [x.a for x in sides], number, "the coefficient left out",
     )  # fmt: skip
 
 

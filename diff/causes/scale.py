@@ -86,7 +86,8 @@ def _of_groups(found: _Weights, tokens: np.ndarray) -> Iterator[Proposal]:
         yield from _of_own_weights(found, shape, weighs)
     mistaken = shape * float(np.median(found.b[weighs] / shape[weighs]))
     of_parts = {p: w for p, w, counted in zip(found.parts, found.b, weighs, strict=True) if counted}
-    reference = ", ".join(f"1/{1 / w:.6g}" for w in np.unique(np.round(found.a[weighs], 12))[:3])
+    known = dict.fromkeys(f"1/{1 / w:.6g}" for w in np.unique(np.round(found.a[weighs], 12)))
+    reference = ", ".join(list(known)[:3])
     told = _weights_text(of_parts, found.counts)
     text = f"mean of local means: {told}; in the reference every token weighs {reference}"
     spread = float(found.b[weighs].max() / found.b[weighs].min())

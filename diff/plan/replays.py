@@ -17,10 +17,19 @@ from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import Sides
 from tensortrace.diff.plan.comparison import replica
 from tensortrace.diff.plan.pair import StepPair
-from tensortrace.diff.plan.updates import UpdateSource, update_source
-from tensortrace.diff.stream import item_blocks, whole_blocks
+from tensortrace.diff.plan.updates import (
+    UpdateSource,
+    amplified,
+    as_real,
+    expected,
+    predicts,
+    residues,
+    unexplained,
+    update_source,
+)
+from tensortrace.diff.stream import item_blocks, one, whole_blocks
 from tensortrace.diff.tolerance import Unexplained, least_size, measure_unexplained, worst_beside
-from tensortrace.diff.update import UpdateInputs, amplification, predict_param, predict_state
+from tensortrace.diff.update import UpdateInputs, is_factored
 from tensortrace.tracer.types import Kind
 
 PIECE = 1 << 13
@@ -52,6 +61,8 @@ class Replays:
             if sources[0] is None or sources[1] is None:
                 return None
             runs = [_Run(source, view) for source, (view, _) in zip(sources, views, strict=True) if source]
+            if any(run.is_whole(slot) for run in runs):
+                return _replay_whole(slot, runs[0], runs[1])
             slots = [s for s in self._left(slot) if all(run.explains(s) for run in runs)]
             if slot not in slots or runs[0].source.shape != runs[1].source.shape:
                 return None
@@ -82,9 +93,13 @@ class _Run:
 
     def explains(self, slot: Slot) -> bool:
         """Tell whether what the update left is of the parameter's shape, and its formula known."""
-        if self.left(slot).entry.local_shape != self.source.shape:
+        if self.is_whole(slot) or self.left(slot).entry.local_shape != self.source.shape:
             return False
-        return _Piece(self._without_elements).expected(slot) is not None
+        return expected(slot, self._without_elements) is not None
+
+    def is_whole(self, slot: Slot) -> bool:
+        """Tell whether a slot is computed from whole tensors: by sums over rows, or a number beside them."""
+        return is_factored(self.source.optimizer) or not self.left(slot).entry.local_shape
 
     def left(self, slot: Slot) -> Item:
         """Return what the update left."""
@@ -124,8 +139,8 @@ class _Block:
 
     def piece(self, start: int) -> _Piece:
         """Return some elements as float64."""
-        wide = {i: array[start : start + PIECE].astype(np.float64) for i, array in self.flat.items()}
-        wide |= {i: number.astype(np.float64) for i, number in self.numbers.items()}
+        wide = {i: as_real(array[start : start + PIECE]).reshape(-1) for i, array in self.flat.items()}
+        wide |= {i: as_real(number) for i, number in self.numbers.items()}
         inputs = self.source.inputs(lambda item: wide[id(item)])
         return _Piece(inputs, {slot: wide[id(item)] for slot, item in self.left.items()})
 
@@ -136,59 +151,41 @@ class _Piece:
     def __init__(self, inputs: UpdateInputs, left: Mapping[Slot, np.ndarray] | None = None) -> None:
         self.inputs, self.left = inputs, left or {}
 
-    def expected(self, slot: Slot) -> np.ndarray | None:
-        """Return what the update should have left by its formula; None where none is known."""
-        return _predict(slot, self.inputs)
-
     def residue(self, slot: Slot) -> Sides:
         """Return what the formula leaves of a value, and the magnitude of the terms that it sums."""
-        expected = self.expected(slot)
-        assert expected is not None  # the formula is known
-        actual = self.left[slot]
-        terms = np.fmax(np.abs(actual), self._terms(slot, expected))
-        if slot.kind == Kind.PARAM or slot.slot == "momentum_buffer":
-            terms = terms * amplification(self.inputs)
-        return _beyond(actual, expected), terms
+        made, actual = expected(slot, self.inputs), self.left[slot]
+        assert made is not None  # the formula is known
+        terms = np.fmax(np.abs(actual), self._terms(slot, made)) * amplified(slot, self.inputs)
+        return unexplained(actual, made), terms
 
-    def _terms(self, slot: Slot, expected: np.ndarray) -> np.ndarray:
+    def _terms(self, slot: Slot, made: np.ndarray) -> np.ndarray:
         """Return the magnitude of the terms that an element of the result sums."""
         if slot.kind == Kind.PARAM:
-            return np.asarray(np.abs(self.inputs.param) + np.abs(expected - self.inputs.param))
-        terms = _predict(slot, self._sizes)
+            return np.asarray(np.abs(self.inputs.param) + np.abs(made - self.inputs.param))
+        terms = expected(slot, self._sizes)
         assert terms is not None
         return terms
 
     @cached_property
     def _sizes(self) -> UpdateInputs:
-        """Magnitudes of the inputs: their formula gives the magnitude of the terms."""
-        inputs = self.inputs
-        return UpdateInputs(
-            optimizer=inputs.optimizer,
-            param=np.abs(inputs.param),
-            gradient=np.abs(inputs.gradient),
-            before={k: np.abs(v) for k, v in inputs.before.items()},
-            after=inputs.after,
-            hypers={**inputs.hypers, "maximize": 0.0},
-        )
-
-
-def _predict(slot: Slot, inputs: UpdateInputs) -> np.ndarray | None:
-    return predict_param(inputs) if slot.kind == Kind.PARAM else predict_state(inputs, slot.slot)
-
-
-def _beyond(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return actual − expected; 0 where the formula says as well that the element is not finite."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.asarray(actual - expected)
-        if math.isfinite(float(np.vdot(difference, difference))):
-            return difference  # all elements are finite
-    return np.where(np.isfinite(actual) | np.isfinite(expected), difference, 0.0)
+        return self.inputs.magnitudes()
 
 
 def _between(slot: Slot, a: _Piece, b: _Piece) -> Sides:
     """Return what remains of b − a, and the size of the terms summed."""
     (error_a, size_a), (error_b, size_b) = a.residue(slot), b.residue(slot)
     return error_b - error_a, np.fmax(size_a, size_b)  # NaN in one run: so large as in the other
+
+
+def _replay_whole(slot: Slot, a: _Run, b: _Run) -> Unexplained | None:
+    """Measure one thing that an update left, from whole tensors; None where no formula is known."""
+    left = [one(run.left(slot)) for run in (a, b)]
+    if a.source.shape != b.source.shape or left[0].shape != left[1].shape:
+        return None
+    if not all(predicts(slot, run.source) for run in (a, b)):
+        return None
+    found = zip(residues(slot, a.source, left[0]), residues(slot, b.source, left[1]), strict=True)
+    return measure_unexplained([(y - x, np.fmax(size_x, size_y)) for (x, size_x), (y, size_y) in found])
 
 
 def _replay(slots: Sequence[Slot], a: _Run, b: _Run) -> dict[Slot, Unexplained]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.compare import Sides
 from tensortrace.diff.plan.clips import window_slot
 from tensortrace.diff.plan.comparison import coarser_eps, replica
 from tensortrace.diff.plan.pair import StepPair
-from tensortrace.diff.update import Hypers, UpdateInputs
+from tensortrace.diff.stream import LARGE_ELEMENTS, Readable, item_blocks
+from tensortrace.diff.update import (
+    Hypers,
+    UpdateInputs,
+    amplification,
+    is_factored,
+    predict_param,
+    predict_state,
+)
 from tensortrace.tracer.types import Kind
 
 
@@ -20,7 +30,7 @@ from tensortrace.tracer.types import Kind
 class UpdateSource:
     """The recorded tensors around one update of one parameter, unread: see ``UpdateInputs``.
 
-    Each has the parameter's shape or is a number.
+    Each has the parameter's shape or is a number, but for the sums of factored moments: these are read whole.
     """
 
     optimizer: str
@@ -37,7 +47,19 @@ class UpdateSource:
 
     def read(self) -> UpdateInputs:
         """Return everything as float64 arrays."""
-        return self.inputs(lambda item: item.read().astype(np.float64))
+        return self.inputs(lambda item: as_real(item.read()))
+
+    def blocks(self) -> Iterator[UpdateInputs]:
+        """Yield everything block by block; numbers are in every block."""
+        if is_factored(self.optimizer):
+            yield self.read()
+            return
+        items = [self.param, self.gradient, *self.before.values(), *self.after.values()]
+        elementwise = [item for item in items if item.entry.local_shape == self.shape]
+        numbers = {id(item): item.read() for item in items if item.entry.local_shape != self.shape}
+        for arrays in zip(*(item_blocks(item) for item in elementwise), strict=True):
+            here = numbers | {id(item): array for item, array in zip(elementwise, arrays, strict=True)}
+            yield self.inputs(lambda item, here=here: as_real(here[id(item)]))  # type: ignore[misc]
 
     def without_elements(self) -> UpdateInputs:
         """Return the inputs of a parameter of no elements: enough to see whether a formula is known."""
@@ -45,10 +67,10 @@ class UpdateSource:
             return self.read()  # the parameter is a number itself
         numbers = [i for i in (*self.before.values(), *self.after.values()) if not i.entry.local_shape]
         known = {id(item): item.read() for item in numbers}
-        return self.inputs(lambda item: known.get(id(item), np.zeros(0)).astype(np.float64))
+        return self.inputs(lambda item: as_real(known.get(id(item), np.zeros(0))))
 
     def inputs(self, read: Callable[[Item], np.ndarray]) -> UpdateInputs:
-        """Return the inputs, or blocks of them; ``read`` gives an item's as float64."""
+        """Return the inputs, or blocks of them; ``read`` gives an item's, see ``as_real``."""
         return UpdateInputs(
             optimizer=self.optimizer,
             param=read(self.param),
@@ -56,7 +78,15 @@ class UpdateSource:
             before={name: read(item) for name, item in self.before.items()},
             after={name: read(item) for name, item in self.after.items()},
             hypers=self.hypers,
+            dtype=self.param.entry.dtype,
         )
+
+
+def as_real(array: np.ndarray) -> np.ndarray:
+    """Return an array in float64; complex numbers are pairs, as optimizers take them."""
+    if array.dtype.kind != "c":
+        return array.astype(np.float64)
+    return np.stack([array.real, array.imag], axis=-1).astype(np.float64)
 
 
 NOISE = 2.0**10
@@ -81,6 +111,64 @@ def without_noise(slot: Slot, pair: StepPair, loaded: Assembled) -> Assembled | 
     return Assembled(loaded.a, np.where(noise, loaded.a, loaded.b))
 
 
+def expected(slot: Slot, inputs: UpdateInputs) -> np.ndarray | None:
+    """Return what a formula makes of a parameter or a state; None where it is not known."""
+    return predict_param(inputs) if slot.kind == Kind.PARAM else predict_state(inputs, slot.slot)
+
+
+def predicts(slot: Slot, source: UpdateSource) -> bool:
+    """Tell whether the formula of an update is known; of factored moments, whose tensors are small enough."""
+    if not is_factored(source.optimizer):
+        return expected(slot, source.without_elements()) is not None
+    return math.prod(source.shape) <= LARGE_ELEMENTS and expected(slot, source.read()) is not None
+
+
+def beside(source: UpdateSource, actual: Readable) -> Iterator[tuple[UpdateInputs, np.ndarray]]:
+    """Yield an update's inputs with a value that it left, block by block."""
+    if is_factored(source.optimizer):
+        yield source.read(), as_real(actual.read())
+    elif actual.shape != source.shape:  # a number beside the parameter
+        yield source.without_elements(), as_real(actual.read())
+    else:
+        for inputs, value in zip(source.blocks(), actual.blocks(), strict=True):
+            yield inputs, as_real(value)
+
+
+def residues(slot: Slot, source: UpdateSource, actual: Readable) -> Iterator[Sides]:
+    """Yield block by block what the formula leaves of a value, and the magnitude of its terms."""
+    for inputs, value in beside(source, actual):
+        made = expected(slot, inputs)
+        assert made is not None  # the formula is known
+        terms = np.fmax(np.abs(value), _terms(slot, inputs)) * amplified(slot, inputs)
+        yield unexplained(value, made), terms
+
+
+def amplified(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
+    """Return by how much the round-off of what an update leaves is greater than that of the terms it sums."""
+    own = slot.kind == Kind.PARAM or slot.slot == "momentum_buffer"
+    return amplification(inputs) if own else np.ones(())
+
+
+def unexplained(actual: np.ndarray, made: np.ndarray) -> np.ndarray:
+    """Return what is there less what is expected; 0 where the formula says as well that it is not finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = np.asarray(actual - made)
+        if math.isfinite(float(np.vdot(difference, difference).real)):
+            return difference  # all elements are finite
+    return np.where(np.isfinite(actual) | np.isfinite(made), difference, 0.0)
+
+
+def _terms(slot: Slot, inputs: UpdateInputs) -> np.ndarray:
+    """Return the magnitude of the terms that an element of the result sums."""
+    if slot.kind == Kind.PARAM:
+        change = predict_param(inputs)
+        assert change is not None  # it was predicted before
+        return np.asarray(np.abs(inputs.param) + np.abs(change - inputs.param))
+    terms = predict_state(inputs.magnitudes(), slot.slot)
+    assert terms is not None
+    return terms
+
+
 def update_source(name: str, view: StepView, before: StepView) -> UpdateSource | None:
     """Return what the update of one parameter read and left, None where a part was not recorded."""
     consumed = [
@@ -98,8 +186,9 @@ def update_source(name: str, view: StepView, before: StepView) -> UpdateSource |
     if after and not before_ and _begins_late(view, before):
         return None
     states = [item.entry.local_shape for state in (before_, after) for item in state.values()]
-    if any(found != shape for found in (replica(consumed).entry.local_shape, *filter(None, states))):
-        return None  # factored moments, or parts of no known layout: no formula of ours
+    states = [] if is_factored(optimizer) else list(filter(None, states))
+    if any(found != shape for found in (replica(consumed).entry.local_shape, *states)):
+        return None  # factored moments of no known formula, or parts of no known layout
     return UpdateSource(optimizer, replica(param), replica(consumed), before_, after, hypers)
 
 

@@ -1,11 +1,13 @@
-"""Records the position of each learning-rate scheduler when an update begins."""
+"""Records the position of each learning-rate scheduler, with its settings, when an update begins."""
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
@@ -40,7 +42,8 @@ class Schedules:
                 call = session.clock.take(at, Kind.SCHEDULE, name, "position").number
                 with unobserved():
                     value = torch.tensor(position, dtype=torch.int64)
-                meta = Meta(module=type(scheduler).__name__)
+                number = session.optimizers.number(optimizer)
+                meta = Meta(module=type(scheduler).__name__, text=settings_of_scheduler(scheduler, number))
                 session.emit(value, at, Kind.SCHEDULE, name, "position", call=call, meta=meta)
 
     def _wrapped(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -66,3 +69,44 @@ def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:
             return True
         found = getattr(found, "optimizer", None)
     return False
+
+
+_MOVING = frozenset({"last_epoch", "last_batch_iteration", "T_cur", "T_i", "verbose"})
+"""Attributes of schedulers that are no settings: they move with the position."""
+
+_HIDDEN = {"_anneal_func_type": "anneal_func", "_schedule_phases": "end_steps"}
+"""Private attributes of torch's schedulers that are settings, with the names they are recorded under."""
+
+_MOST = 2000
+"""Characters of settings that are recorded with a position."""
+
+
+def settings_of_scheduler(scheduler: LRScheduler, optimizer: int) -> str | None:
+    """Return the numbers and words that a scheduler was made with as JSON; None where they are too many.
+
+    Functions that the program gave it cannot be written down: ``functions`` tells of them.
+    """
+    found: dict[str, object] = {"optimizer": optimizer}
+    for key, value in vars(scheduler).items():
+        name = _HIDDEN.get(key, key)
+        if name in _MOVING or name.startswith("_"):
+            continue
+        kept = _written(value)
+        if kept is not None:
+            found[name] = kept
+    if getattr(scheduler, "_scale_fn_custom", None) is not None or hasattr(scheduler, "lr_lambdas"):
+        found["functions"] = True
+    text = msgspec.json.encode(found).decode()
+    return text if len(text) <= _MOST else None
+
+
+def _written(value: object) -> object:
+    """Return a number, a word or a list of numbers as it is written down; None for anything else."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Counter):
+        value = sorted(value.elements())
+    if isinstance(value, (list, tuple)):
+        ends = [phase.get("end_step") if isinstance(phase, dict) else phase for phase in value]
+        return ends if all(isinstance(end, (int, float)) for end in ends) else None
+    return None

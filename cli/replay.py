@@ -1,0 +1,61 @@
+"""``trace replay``: hold every boundary of one trace against what its own inputs give."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+import click
+
+from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document
+from tensortrace.cli.render.page import look_of
+from tensortrace.cli.render.progress import Progress
+from tensortrace.cli.render.replayed import hints, render
+from tensortrace.cli.render.say import say
+from tensortrace.cli.render.text import Detail
+
+if TYPE_CHECKING:
+    from tensortrace.replay.objective import Name
+
+TRACE = click.Path(path_type=Path)
+
+
+@click.command("replay")
+@click.argument("trace", type=TRACE)
+@click.option(
+    "--objective", type=click.Choice(["mean", "sum", "sequence-mean"]),
+    help="What the loss should be: a mean over the step's valid tokens, their sum, or a mean over sequences "
+    "of each one's mean. Without it what tokens weigh tells.",
+)  # fmt: skip
+@click.option("--layout", type=TRACE, metavar="FILE", help="Layout file of the trace (docs/layouts.md).")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Of stdout.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON, too.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("-q", "detail", flag_value="quiet", type=str, help="Print the headline alone.")
+@click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
+def command(
+    trace: Path, *, objective: str | None, layout: Path | None, form: Literal["text", "json"],
+    json_path: str | None, force: bool, detail: Detail | None,
+) -> int:  # fmt: skip
+    """Hold every boundary of TRACE against what its recorded inputs give in float64: no second run is needed.
+
+    Exit codes: 0 agrees, 1 a mismatch, or the trace is not whole, 2 trouble.
+    """
+    from tensortrace.replay.engine import ReplayOptions, replay  # what --help does not need
+
+    if form == "json" and json_path is not None:
+        raise click.UsageError("--format json writes to stdout, --json to a file: give one of them")
+    json_path = STDOUT if form == "json" else json_path
+    refuse_existing(json_path, force=force)
+    options = ReplayOptions(objective=cast("Name | None", objective), layout=layout)
+    with Progress(sys.stderr) as progress:
+        result = replay(trace, options=options, progress=progress.tell if progress.shown else None)
+    if json_path is not None:
+        write_document(result, json_path)
+    if json_path != STDOUT:
+        look = look_of(sys.stdout)
+        say(render(result, look=look, detail=detail or "normal"), nl=False, color=look.color)
+    for hint in () if detail == "quiet" else hints(result):
+        say(hint, err=True)
+    return 0 if result else 1
