@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from tensortrace.diff.catalog import Catalog, Slot, StepView
 from tensortrace.diff.engine import carried, torn
-from tensortrace.diff.execute import Execution
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPlan, replica
 from tensortrace.diff.plan.pair import StepPair
@@ -22,6 +21,7 @@ from tensortrace.diff.weighing import only_weighing
 from tensortrace.replay.clipping import clipping
 from tensortrace.replay.continuity import continuity, recomputed, replicas
 from tensortrace.replay.contract import Contracts, Gap, Step, microbatch_of
+from tensortrace.replay.found import OracleCatalog, Replaying
 from tensortrace.replay.gradients import gradients
 from tensortrace.replay.losses import Weighed, losses, weighed
 from tensortrace.replay.objective import NAMES, Name, Objective, infer
@@ -72,33 +72,6 @@ class ReplayOptions(Struct, frozen=True):
 
     objective: Name | None = None
     layout: Path | None = None
-
-
-class OracleCatalog(Catalog):
-    """The boundaries of a run as they would be if every contract were kept, as far as its steps were held."""
-
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(trace)
-        self.expected: dict[int, StepView] = {}
-
-    def view(self, step: int) -> StepView:
-        """Return a step as it should be; as it was recorded, where nothing is known of it."""
-        return self.expected[step] if step in self.expected else super().view(step)
-
-
-@dataclass
-class Replaying:
-    """What is found while steps are replayed one after another."""
-
-    catalog: Catalog
-    oracle: OracleCatalog
-    execution: Execution = field(default_factory=Execution)
-    gaps: list[tuple[int, Gap]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-    recomputed: int = 0
-    unplaced: frozenset[str] = frozenset()
-    lost: list[str] = field(default_factory=list)
 
 
 def replay(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
@@ -18,12 +17,10 @@ from tensortrace.diff.verdict import (
     side_of,
     where,
 )
+from tensortrace.replay.found import Replaying
 from tensortrace.replay.objective import Objective
 from tensortrace.replay.result import NotReplayed, Replay, Stated, Verdict
 from tensortrace.tracer.types import LADDER, Kind
-
-if TYPE_CHECKING:
-    from tensortrace.replay.engine import Replaying
 
 _SHOWN = 12
 """Lines that say what tokens weigh."""

@@ -24,6 +24,10 @@ _MANY = 1e9
 """A count from which on nothing is corrected."""
 
 
+_NO_CHANGE = 1e-3
+"""Share of an update below which none was made."""
+
+
 class _Update(NamedTuple):
     """One value that an update of ``b`` left, what its formula read, and what was there before; all real."""
 
@@ -98,7 +102,7 @@ def other_numbers(case: Case) -> Iterator[Proposal]:
         first, second = hypers["betas.0"], hypers["betas.1"]
         text = f"the betas {first:g} and {second:g} are used in each other's place"
         choices.append((text, {"betas.0": second, "betas.1": first}, second))
-    for name in ("weight_decay", "dampening", "momentum"):
+    for name in ("weight_decay", "dampening"):
         if hypers.get(name):
             choices.append((f"{name} {hypers[name]:g} is stated and not used", {name: 0.0}, 0.0))
     for name in ("maximize", "nesterov", "amsgrad", "centered"):
@@ -153,6 +157,8 @@ def other_rate(case: Case) -> Iterator[Proposal]:
     if not size or not math.isfinite(size):
         return
     factor = sum(float(np.vdot(x, y)) for x, y in zip(reference, actual, strict=True)) / size
+    if abs(factor) < _NO_CHANGE:
+        return  # nothing was updated, which has a cause of its own
     rate = updates[0].inputs.hypers.get("lr", math.nan)
     text = (
         f"{len(updates)} parameters change by {factor:.6g} times what their update gives, as if lr were "
