@@ -241,6 +241,8 @@ class Execution:
             judgement = self.judge.but_for_silent(node, entry, loaded, measured, judgement, eps)
         if judgement.ratio > 1 and origin == "unknown" and entry.quiet and isinstance(loaded, Assembled):
             judgement = self.judge.without_noise(node, entry, loaded, eps) or judgement
+        if judgement.ratio > 1 and origin == "unknown" and node.slot.kind == Kind.LOCAL_GRAD and eps:
+            judgement = self.judge.in_order(node, entry, loaded.a.shape, measured, judgement, eps, pair)
         self.judged.append((node, judgement))
         if judgement.ratio <= 1:
             return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from tensortrace.diff.holders import stored_eps
 from tensortrace.diff.inherit import Known
 from tensortrace.diff.kinds import GRADIENTS, PASSES
 from tensortrace.diff.logical import Unkept
+from tensortrace.diff.partial import growth
 from tensortrace.diff.plan.comparison import Comparison, coarser_eps
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.steps import judge_update
@@ -144,6 +146,21 @@ class Judge:
         if judgement.ratio <= 1:
             self.known.note_without(node, quiet, measured)
         return whole if judgement.ratio > 1 and whole.ratio > 1 else judgement
+
+    def in_order(
+        self, node: Node, entry: Comparison, shape: tuple[int, ...], measured: Measured, whole: Judgement,
+        eps: float, pair: StepPair,
+    ) -> Judgement:  # fmt: skip
+        """Judge a gradient that diverges by what its partial sums may round off, where they are larger."""
+        if whole.ratio**2 > measured.length or not measured.size or self.exact:
+            return whole  # however its terms are ordered
+        larger = growth(entry, shape, pair) * min(measured.terms / measured.size, 1.0)
+        if larger <= 1:
+            return whole
+        summed = replace(measured, length=math.ceil(measured.length * larger**2))
+        agreeing = [e for e in self.known.inherits(node, measured.size) if not e.diverges]
+        noise, floor = self.noise(node, entry), self.floors.get(node)
+        return judge_model(summed, eps, agreeing, noise=noise, floor=floor)
 
     def without_noise(self, node: Node, entry: Comparison, loaded: Assembled, eps: float) -> Judgement | None:
         """Judge what is left without elements that are given only round-off; None if that diverges too."""
