@@ -123,34 +123,47 @@ def of_chosen(
 
 
 def _are_chosen(slot: Slot, a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> bool:
-    """Tell whether a module is given tokens of the batch: it is an expert, or what it is given shows it."""
-    if _is_expert(slot):
-        return True
+    """Tell whether a module is given tokens of the batch: it is an expert, or what it is given shows it.
+
+    One token of each row, in the rows' order, is no such choice: whatever token it is, it stands for its row.
+    """
     given = next(_given_to(slot, _by_part(a), _by_part(b), pair), None)
     if given is None:
-        return False
+        return _is_expert(slot)
     sides = ((given.a, pair.a, pair.batch_a), (given.b, pair.b, pair.batch_b))
-    return all(_is_of_batch(item, view, batch) for side, view, batch in sides for item in side.values())
+    found = [_sources(item, view, batch) for side, view, batch in sides for item in side.values()]
+    if any(places is not None for places in found) and all(
+        places is not None and np.array_equal(places, np.arange(len(places))) for places in found
+    ):
+        return False
+    return _is_expert(slot) or all(places is not None for places in found)
 
 
 def _is_expert(slot: Slot) -> bool:
     return "expert" in slot.name.lower()
 
 
-def _is_of_batch(item: Item, view: StepView, batch: Batch) -> bool:
-    """Tell whether each row of a tensor is one of those, of other shape, that it was computed from."""
+def _sources(item: Item, view: StepView, batch: Batch) -> np.ndarray | None:
+    """Return of which row of the batch each row of a tensor is a token; None where that isn't so of all.
+
+    Each is then, of other shape, a row of what the tensor was computed from.
+    """
     rows = item.read()
     tokens = batch.extents[item.part] if item.part in batch.extents else None
     if tokens is None or rows.ndim != 2 or len(rows) >= tokens.rows * (tokens.positions or 1):
-        return False
+        return None
     for slot, part in view.producers(item):
         for source in (i for i in view.items.get(slot, ()) if i.part == part and i.source.stored(i.entry)):
             shape = source.entry.local_shape
             if shape[-1:] == rows.shape[1:] and len(shape) > 1 and math.prod(shape[:-1]) > len(rows):
-                known = {row.tobytes() for row in source.read().reshape(-1, shape[-1])}
-                if all(row.tobytes() in known for row in rows):
-                    return True
-    return False
+                every = source.read().reshape(-1, shape[-1])
+                known: dict[bytes, int] = {}
+                for number, row in enumerate(every):
+                    known.setdefault(row.tobytes(), number * tokens.rows // len(every))
+                places = [known.get(row.tobytes()) for row in rows]
+                if None not in places:
+                    return np.array(places)
+    return None
 
 
 class Given(NamedTuple):
