@@ -150,12 +150,16 @@ def param_missing(case: Case) -> Sequence[Proposal]:
     if found is None or found.slot.slot != "members":
         return ()
     text = found.reason
+    lacking = "b" if found.side == "a" else "a"
     at_rest = _steps_that_update(case, found.side, found.names)
+    names = ", ".join(found.names[:3]) + (", …" if len(found.names) > 3 else "")
+    step = case.origin.node.step
+    if step in at_rest:
+        text = f"the optimizer of {names} makes more steps in step {step} of {found.side} than in {lacking}"
+        return (told("boundary.missing", text, found.slot.call + 1, "steps where the other makes fewer"),)
     if at_rest:
-        lacking = "b" if found.side == "a" else "a"
-        names = ", ".join(found.names[:3]) + (", …" if len(found.names) > 3 else "")
         text = (
-            f"the optimizer of {names} makes no step in step {case.origin.node.step} of {lacking}, as it "
+            f"the optimizer of {names} makes no step in step {step} of {lacking}, as it "
             f"does in step {', '.join(map(str, at_rest[:3]))}"
         )
         return (told("boundary.missing", text, len(found.names), "parameters that are left as they were"),)

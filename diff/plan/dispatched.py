@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -131,23 +131,18 @@ def _are_chosen(slot: Slot, a: Sequence[Item], b: Sequence[Item], pair: StepPair
     if given is None:
         return _is_expert(slot)
     sides = ((given.a, pair.a, pair.batch_a), (given.b, pair.b, pair.batch_b))
-    found = [_sources(item, view, batch) for side, view, batch in sides for item in side.values()]
-    if any(places is not None for places in found) and all(
-        places is not None and np.array_equal(places, np.arange(len(places))) for places in found
-    ):
+    found = [_taken(item, view, batch) for side, view, batch in sides for item in side.values()]
+    if found and all(taken == "one of each row" for taken in found):
         return False
-    return _is_expert(slot) or all(places is not None for places in found)
+    return _is_expert(slot) or None not in found
 
 
 def _is_expert(slot: Slot) -> bool:
     return "expert" in slot.name.lower()
 
 
-def _sources(item: Item, view: StepView, batch: Batch) -> np.ndarray | None:
-    """Return of which row of the batch each row of a tensor is a token; None where that isn't so of all.
-
-    Each is then, of other shape, a row of what the tensor was computed from.
-    """
+def _taken(item: Item, view: StepView, batch: Batch) -> Literal["one of each row", "tokens", None]:
+    """Tell which tokens of what it was computed from, of other shape, a tensor has; None where it has others."""
     rows = item.read()
     tokens = batch.extents[item.part] if item.part in batch.extents else None
     if tokens is None or rows.ndim != 2 or len(rows) >= tokens.rows * (tokens.positions or 1):
@@ -156,13 +151,14 @@ def _sources(item: Item, view: StepView, batch: Batch) -> np.ndarray | None:
         for source in (i for i in view.items.get(slot, ()) if i.part == part and i.source.stored(i.entry)):
             shape = source.entry.local_shape
             if shape[-1:] == rows.shape[1:] and len(shape) > 1 and math.prod(shape[:-1]) > len(rows):
-                every = source.read().reshape(-1, shape[-1])
-                known: dict[bytes, int] = {}
-                for number, row in enumerate(every):
-                    known.setdefault(row.tobytes(), number * tokens.rows // len(every))
-                places = [known.get(row.tobytes()) for row in rows]
-                if None not in places:
-                    return np.array(places)
+                given = source.read()
+                if len(rows) == tokens.rows == shape[0]:
+                    own = (given.reshape(len(rows), -1, shape[-1]) == rows[:, None]).all(axis=-1)
+                    if own.any(axis=1).all():
+                        return "one of each row"
+                known = {row.tobytes() for row in given.reshape(-1, shape[-1])}
+                if all(row.tobytes() in known for row in rows):
+                    return "tokens"
     return None
 
 

@@ -182,3 +182,33 @@ def test_an_expert_that_is_given_anothers_tokens_is_told(judge: Judge) -> None:
     assert codes(found)[0] == "layout.permuted_blocks"
     assert "moe.experts.0 is given a's moe.experts.1" in found.headline
     assert found.causes[0].number == 3
+
+
+class Pooled(Program):
+    """Gives a module one token of each row: the first or second, whose first number is greater."""
+
+    def documents(self, step: int) -> Documents:
+        draw = np.random.default_rng(step)
+        return [draw.integers(1, 20, size=draw.integers(2, 40)) for _ in range(10)]
+
+    def place(self, rows: np.ndarray) -> np.ndarray:
+        """Return which position of each row stands for it."""
+        return rows[:, :2, 0].argmax(axis=1)
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "hidden", "in.0"):
+            embedded = (len(self.records[at.rank]) - 1,)
+            pooled = value[np.arange(len(value)), self.place(value)]
+            self._put(at._replace(name="pooled"), pooled, shard="data", producers=embedded)
+        return value
+
+
+def test_one_token_of_each_row_stands_for_its_row(judge: Judge) -> None:
+    # More tokens are padding than rows take another token: none of these may pass for padding.
+    class First(Pooled):
+        def place(self, rows: np.ndarray) -> np.ndarray:
+            return 1 - super().place(rows)
+
+    found = judge(Pooled(), First())
+    assert place(found) == (0, 0, Kind.ACTIVATION, "pooled", "in.0")
+    assert_equivalent(judge(Pooled(), Pooled(ranks=2)))
