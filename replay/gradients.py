@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensortrace.diff.catalog import Item, Slot
+from tensortrace.diff.plan.clips import window_slot
 from tensortrace.diff.plan.comparison import by_rank
 from tensortrace.diff.stream import Sum, Term
 from tensortrace.replay.computed import computed
@@ -24,6 +25,7 @@ from tensortrace.replay.contract import (
 from tensortrace.tracer.types import Kind
 
 NOT_READ = "what it was computed from was not recorded, or not stored"
+GOING_ON = "no optimizer consumed it in the window before: it may go on adding up"
 UNCONSUMED = "no optimizer consumes it: nothing comes of what is left"
 OPERATION = "how ranks are added up by {op} is not recorded"
 
@@ -41,6 +43,11 @@ def gradients(step: Step, contracts: Contracts) -> None:
         elif slot.slot == "start" and not step.gradients.consumed_copies(slot.name):
             contracts.gap(slot, items, UNCONSUMED)
             contracts.notes.append(f"{slot.name} has gradients and no optimizer consumes them")
+        elif (
+            slot.slot == "start"
+            and window_slot(Kind.CLIPPED_GRAD, slot.name, "grad") not in step.before.items
+        ):
+            contracts.gap(slot, items, GOING_ON)
         elif slot.slot == "start":
             _start(slot, items, contracts)
     for slot, items in step.view.find(Kind.REDUCED_GRAD):
