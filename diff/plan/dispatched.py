@@ -142,7 +142,7 @@ def _is_expert(slot: Slot) -> bool:
 
 
 def _taken(item: Item, view: StepView, batch: Batch) -> Literal["one of each row", "tokens", None]:
-    """Tell which tokens of what it was computed from, of other shape, a tensor has; None where it has others."""
+    """Tell which tokens of what it was computed from a tensor has; None where it has others, or all."""
     rows = item.read()
     tokens = batch.extents[item.part] if item.part in batch.extents else None
     if tokens is None or rows.ndim != 2 or len(rows) >= tokens.rows * (tokens.positions or 1):
