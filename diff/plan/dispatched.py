@@ -186,6 +186,45 @@ def _check(slot: Slot, matching: Matching, given: Given, pair: StepPair) -> None
         if left > padding:
             more = f"{left} have no counterpart, and {padding} tokens are padding"
             raise NotComparable(f"of the rows that {slot.name} was given in {name} {more}")
+        if left and (count := _tokens_left(given.slot, side, view, batch, rows)):
+            more = f"{count} have no counterpart, and are no padding"
+            raise NotComparable(f"of the rows that {slot.name} was given in {name} {more}")
+
+
+def _tokens_left(slot: Slot, side: Side, view: StepView, batch: Batch, matched: np.ndarray) -> int:
+    """Count the rows without counterpart that are tokens of the batch for certain, and have an effect."""
+    idle = _idle(slot, side, view)
+    missing = np.ones(sum(map(_rows, side.values())), dtype=bool)
+    missing[matched] = False
+    missing &= True if idle is None else ~idle
+    if not missing.any():
+        return 0
+    return int(
+        np.count_nonzero(missing & np.concatenate([_valid(side[p], view, batch) for p in sorted(side)]))
+    )
+
+
+def _valid(item: Item, view: StepView, batch: Batch) -> np.ndarray:
+    """Return which rows of a tensor are tokens at valid positions, and equal to none that is padding.
+
+    Of none it is said where the tokens that they were taken from were not recorded row by row.
+    """
+    extent, rows = batch.extents.get(item.part) if item.part else None, item.read()
+    if extent is None or extent.positions is None or extent.time_major:
+        return np.zeros(len(rows), dtype=bool)
+    counts = np.zeros((extent.rows, extent.positions), dtype=bool)
+    for row in batch.rows:
+        if row.part == item.part and not row.idle:
+            counts[row.number, row.start : row.stop] = True
+    found = np.zeros(len(rows), dtype=bool)
+    for slot, part in view.producers(item):
+        for source in (i for i in view.items.get(slot, ()) if i.part == part and i.source.stored(i.entry)):
+            tokens = source.read()
+            if tokens.shape[-1:] == rows.shape[1:] and tokens.size == counts.size * rows.shape[-1]:
+                tokens, valid = tokens.reshape(counts.size, -1), counts.ravel()
+                known, padding = ({row.tobytes() for row in tokens[of]} for of in (valid, ~valid))
+                found |= [row.tobytes() in known and row.tobytes() not in padding for row in rows]
+    return found
 
 
 def whose_tokens(slot: Slot, a: Sequence[Item], b: Sequence[Item], pair: StepPair) -> str:

@@ -212,3 +212,32 @@ def test_one_token_of_each_row_stands_for_its_row(judge: Judge) -> None:
     found = judge(Pooled(), First())
     assert place(found) == (0, 0, Kind.ACTIVATION, "pooled", "in.0")
     assert_equivalent(judge(Pooled(), Pooled(ranks=2)))
+
+
+class Masked(Pooled):
+    """Gives a module two tokens of each row; of the first row those at ``of_first``."""
+
+    of_first = (0, 1)
+
+    def documents(self, step: int) -> Documents:
+        return [np.array([21, 22, 21]), *super().documents(step)[1:]]
+
+    def tamper(self, at: At, value: np.ndarray) -> np.ndarray:
+        if (at.kind, at.name, at.slot) == (Kind.ACTIVATION, "hidden", "in.0"):
+            embedded = (len(self.records[at.rank]) - 1,)
+            chosen = np.concatenate([value[0, list(self.of_first)], *value[1:, :2]])
+            self._put(at._replace(name="masked"), chosen, shard="data", producers=embedded)
+        return value
+
+
+def test_a_chosen_token_without_counterpart_is_no_padding(judge: Judge) -> None:
+    # No other row has token 22, which is followed by another, and far more tokens are padding than the one that is lost.
+    class Fewer(Masked):
+        of_first = (0,)
+
+    found = judge(Masked(), Fewer())
+    assert found.verdict == "incomplete"
+    assert any(
+        "have no counterpart, and are no padding" in missing.reason for missing in found.coverage.missing
+    )
+    assert_equivalent(judge(Masked(), Masked(order=1)))
