@@ -231,7 +231,7 @@ class Masked(Pooled):
 
 
 def test_a_chosen_token_without_counterpart_is_no_padding(judge: Judge) -> None:
-    # No other row has token 22, which is followed by another, and far more tokens are padding than the one that is lost.
+    # No other row has token 22, which another follows; and many more are padding than are lost.
     class Fewer(Masked):
         of_first = (0,)
 
