@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "record": "Record every boundary of a training run.",
     "diff": "Compare two traces and name the first boundary where they part.",
     "replay": "Hold every boundary of one trace against what its own inputs give.",
+    "validate": "Hold a feature's commit against its base, with the base's noise as the floor.",
     "layout": "Find where the ranks of a run hold parts of whole tensors, or check a layout.",
     "show": "Say what is in a trace.",
     "check": "Verify every digest and every index line of a trace.",

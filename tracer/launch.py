@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 import msgspec
 
@@ -62,16 +63,19 @@ def run(
     environ: Mapping[str, str],
     observe: Callable[[tuple[RankProgress, ...]], None],
     described: bytes | None = None,
+    folder: Path | None = None,
+    output: BinaryIO | None = None,
 ) -> Outcome:
     """Execute the command, recorded, and return how it ended.
 
-    Standard streams are inherited and signals forwarded. ``observe`` gets the state of all ranks about
+    It runs in ``folder``, else in the present one. Standard streams are inherited, but for what it prints
+    where ``output`` takes that, and signals are forwarded. ``observe`` gets the state of all ranks about
     once a second. ``described`` is the text of the run's layout file, which is kept in the trace and read
     there by the ranks. Raises BadRequest where the output exists, CannotStart where the command cannot run.
     """
-    _check_command(command)
+    _check_command(command, folder or Path())
     root = Path(settings.root)
-    manifest = None if settings.dry_run else _begin_alone(root, command, settings, environ, described)
+    manifest = None if settings.dry_run else _begin_alone(root, command, settings, environ, described, folder)
     if manifest is not None and described is not None:
         settings = msgspec.structs.replace(settings, layout=str(root / layout.LAYOUT))
     try:
@@ -83,6 +87,8 @@ def run(
             child_environ(settings, environ),
             lambda: observe(look(root)),
             instead,
+            folder,
+            output,
         )
     except OSError as error:
         if manifest is not None:
@@ -133,9 +139,10 @@ def clear(root: Path) -> None:
             entry.unlink()
 
 
-def _check_command(command: Sequence[str]) -> None:
-    if shutil.which(command[0]) is None:
-        found = os.sep in command[0] and Path(command[0]).exists()
+def _check_command(command: Sequence[str], folder: Path) -> None:
+    program = str(folder / command[0]) if os.sep in command[0] else command[0]
+    if shutil.which(program) is None:
+        found = os.sep in command[0] and Path(program).exists()
         raise _cannot_start(command, PermissionError() if found else FileNotFoundError())
 
 
@@ -151,8 +158,11 @@ def begin_trace(
     settings: Settings,
     environ: Mapping[str, str],
     described: bytes | None = None,
+    folder: Path | None = None,
 ) -> Manifest:
     """Write ``trace.json`` of a run that is about to start, and return it; beside it the run's layout file.
+
+    ``folder`` is where it will run, else the present one.
 
     Raises BadRequest where there is one already or where it cannot be written.
     """
@@ -162,7 +172,9 @@ def begin_trace(
         command=mask_arguments(command),
         started_at=time.time(),
         promise=settings.promise,
-        environment=launch_environment(command, environ, folder=Path.cwd(), start=settings.start.options()),
+        environment=launch_environment(
+            command, environ, folder=folder or Path.cwd(), start=settings.start.options()
+        ),
     )
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -182,10 +194,11 @@ def _begin_alone(
     settings: Settings,
     environ: Mapping[str, str],
     described: bytes | None,
+    folder: Path | None,
 ) -> Manifest:
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise BadRequest(f"output {root} exists", remedy="choose another or pass --force")
-    return begin_trace(root, command, settings, environ, described)
+    return begin_trace(root, command, settings, environ, described, folder)
 
 
 def _abandon(root: Path) -> None:
@@ -210,6 +223,8 @@ def _execute(
     environ: Mapping[str, str],
     look_in: Callable[[], None],
     instead: Mapping[int, Callable[[], None]],
+    folder: Path | None,
+    output: BinaryIO | None,
 ) -> int:
     """Run a command and return its exit code; ``instead`` of forwarding some signals, call a function."""
     child: subprocess.Popen[bytes] | None = None
@@ -226,7 +241,9 @@ def _execute(
             child.send_signal(number)
 
     with _handling(forward):
-        child = subprocess.Popen(list(command), env=dict(environ))  # noqa: S603  # it is what we are for
+        child = subprocess.Popen(  # noqa: S603  # it is what we are for
+            list(command), env=dict(environ), cwd=folder, stdout=output, stderr=output and subprocess.STDOUT
+        )
         for number in waiting:
             child.send_signal(number)
         while True:
