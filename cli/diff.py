@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -16,12 +18,20 @@ from tensortrace.cli.render.text import Detail, hints, render
 from tensortrace.diff.result import Result
 from tensortrace.tracer.selection import parse_kinds
 
+if TYPE_CHECKING:
+    from tensortrace.diff.resume import ResumeResult
+
 TRACE = click.Path(path_type=Path)
 
 
 @click.command("diff")
 @click.argument("a", type=TRACE)
 @click.argument("b", type=TRACE)
+@click.argument("resumed", type=TRACE, required=False, metavar="")
+@click.option(
+    "--resume", is_flag=True,
+    help="Compare FULL FIRST RESUMED: a run, one that was saved, and one that went on from there.",
+)  # fmt: skip
 @click.option("--floor", multiple=True, type=TRACE, metavar="A2", help="Another run of a's code; repeatable.")
 @click.option("--exact", is_flag=True, help="Demand bitwise equality.")
 @click.option("--kinds", default="", metavar="K,…", help="Compare only these kinds.")
@@ -39,17 +49,26 @@ TRACE = click.Path(path_type=Path)
 @click.option("-q", "detail", flag_value="quiet", type=str, help="Print the headline alone.")
 @click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
 def command(
-    a: Path, b: Path, *, floor: tuple[Path, ...], exact: bool, kinds: str, include: tuple[str, ...],
+    a: Path, b: Path, resumed: Path | None, *, resume: bool, floor: tuple[Path, ...], exact: bool,
+    kinds: str, include: tuple[str, ...],
     exclude: tuple[str, ...], allow_missing: tuple[str, ...], align: str | None, expect: tuple[str, ...],
     layout_a: Path | None, layout_b: Path | None, verify: bool, jobs: int | None,
     json_path: str | None, force: bool, detail: Detail | None,
 ) -> int:  # fmt: skip
     """Compare trace B with the reference A and name the first boundary where they part.
 
+    With --resume compare FULL with FIRST, which was saved, and with RESUMED, which went on from there.
+
     Exit codes: 0 equivalent, 1 divergent or incomplete, 2 trouble.
     """
     from tensortrace.diff import engine  # the comparison needs what --help does not
 
+    if resume != (resumed is not None):
+        raise click.UsageError(
+            "--resume takes three traces: FULL FIRST RESUMED"
+            if resume
+            else f"unexpected third trace {resumed}: three are for --resume"
+        )
     if exact and floor:
         raise click.UsageError("--exact and --floor are two policies: give one of them")
     refuse_existing(json_path, force=force)
@@ -59,12 +78,26 @@ def command(
         verify=verify, layout_a=layout_a, layout_b=layout_b, expect=expect, jobs=jobs or cores(),
     )  # fmt: skip
     with Progress(sys.stderr) as progress:
-        result = engine.compare(a, b, options=options, progress=progress.tell if progress.shown else None)
-    _deliver(result, json_path, detail or "normal")
+        tell = progress.tell if progress.shown else None
+        if resumed is not None:
+            from tensortrace.cli.render import resumed as page
+            from tensortrace.diff.resume import compare_resumed
+
+            whole = compare_resumed(a, b, resumed, options=options, progress=tell)
+            _deliver(whole, page.render, page.hints, json_path, detail or "normal")
+            return 0 if whole else 1
+        result = engine.compare(a, b, options=options, progress=tell)
+    _deliver(result, render, hints, json_path, detail or "normal")
     return 0 if result else 1
 
 
-def _deliver(result: Result, json_path: str | None, detail: Detail) -> None:
+R = TypeVar("R", Result, "ResumeResult")
+
+
+def _deliver(
+    result: R, render: Callable[..., str], hints: Callable[[R], Iterable[str]], json_path: str | None,
+    detail: Detail,
+) -> None:  # fmt: skip
     """Print the result on stdout and hints on stderr; a JSON document on stdout stands alone there."""
     if json_path is not None:
         write_document(result, json_path)

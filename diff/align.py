@@ -93,6 +93,11 @@ def _requested(request: str, a: Catalog, b: Catalog) -> int:
     return step_a - step_b
 
 
+def starts_from(a: Catalog, b: Catalog, offset: int) -> bool:
+    """Tell whether ``b`` starts, under an offset, with the parameters that ``a`` then had, bit for bit."""
+    return _Evidence(a, b)._agreeing(offset) == PROBES
+
+
 class _Evidence:
     """What tells how far the steps of two runs are apart.
 

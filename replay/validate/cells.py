@@ -12,7 +12,7 @@ from tensortrace.replay.validate.repository import Repository
 from tensortrace.tracer.errors import BadRequest
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_NAME = re.compile(r"[^A-Za-z0-9._+-]+")
+_NAME = re.compile(r"[^A-Za-z0-9._+=-]+")
 _PLACEHOLDER = re.compile(
     r"<[A-Za-z][\w .-]*>|\{[A-Za-z_]\w*\}|\bTODO\b|\bFIXME\b|(?:^|[=/ ])path/to/|\.\.\.$"
 )
