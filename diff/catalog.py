@@ -223,9 +223,9 @@ VIEWS = 6
 
 
 class Catalog:
-    """The boundaries of one opened trace, step by step."""
+    """The boundaries of one opened trace, step by step; of those after step ``until`` nothing is known."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, until: int | None = None) -> None:
         self.trace = trace
         self._by_step: dict[int, list[tuple[RankTrace, Entry]]] = defaultdict(list)
         ranks = cut_flat(trace.ranks)
@@ -234,6 +234,8 @@ class Catalog:
         for source in ranks:
             for entry in source.entries:
                 known = in_own_step(source.rank, called(source.rank, entry) if called else entry)
+                if until is not None and known.step > until:
+                    continue
                 self._by_step[known.step].append((source, known))
         self._placer = _placer(trace, ranks)
         self._ties: Ties = {}

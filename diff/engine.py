@@ -56,7 +56,7 @@ class CompareOptions(Struct, frozen=True):
     canonical names; ``align`` is ``b:0=a:100``; ``verify`` reads every byte first, since equal digests need
     no reading. ``layout_a`` (which is the floors' too) and ``layout_b`` are layout files, in the place of
     recorded ones. ``expect`` declares differences: files of rules, or rules such as ``schedule * lr``.
-    ``jobs`` is how many threads read and compare.
+    ``jobs`` is how many threads read and compare. What ``a`` recorded after step ``until`` is left out.
     """
 
     policy: Literal["error-model", "exact"] = "error-model"
@@ -71,6 +71,7 @@ class CompareOptions(Struct, frozen=True):
     layout_b: Path | None = None
     expect: tuple[str, ...] = ()
     jobs: int = 1
+    until: int | None = None
 
 
 def compare(
@@ -97,7 +98,7 @@ def compare(
         if options.jobs > 1:
             execution.workers = options.jobs - 1
             execution.executor = executor or stack.enter_context(ThreadPoolExecutor(execution.workers))
-        left, right = Catalog(trace_a), Catalog(trace_b)
+        left, right = Catalog(trace_a, options.until), Catalog(trace_b)
         of_losses = Catalog.tie(left, right)
         execution.unrecorded = lambda outcome: unrecorded(outcome, execution, left, right)
         alignment = align_steps(left, right, options.align)

@@ -56,10 +56,9 @@ def compare_resumed(
     Raises as ``compare`` does, and BadRequest where the first run has steps that the full one lacks.
     """
     options = options or CompareOptions()
-    offset, notes = _offset(full, first, resumed, options)
-    before = compare(
-        full, first, options=msgspec.structs.replace(options, align=None, layout_b=None), progress=progress
-    )
+    offset, last, notes = _offset(full, first, resumed, options)
+    saved = msgspec.structs.replace(options, align=None, layout_b=None, until=last)
+    before = compare(full, first, options=saved, progress=progress)
     after = compare(
         full, resumed, options=msgspec.structs.replace(options, align=f"b:{offset[1]}=a:{offset[0]}"),
         progress=progress,
@@ -72,8 +71,8 @@ def compare_resumed(
 
 def _offset(
     full: Path, first: Path, resumed: Path, options: CompareOptions
-) -> tuple[tuple[int, int], list[str]]:
-    """Return the step of the full run and the one of the resumed run that meet, and notes."""
+) -> tuple[tuple[int, int], int, list[str]]:
+    """Return the steps of the full and of the resumed run that meet, the first run's last step, and notes."""
     with Trace.open(full) as a, Trace.open(first) as b, Trace.open(resumed) as c:
         whole = Catalog(laid_out(a, options.layout_a)[0])
         saved = Catalog(laid_out(b, None)[0])
@@ -82,7 +81,7 @@ def _offset(
             if not catalog.steps:
                 raise BadRequest(f"the {name} run holds no step", remedy="record at least one training step")
         if options.align is not None:
-            return _requested(options.align), []
+            return _requested(options.align), saved.steps[-1], []
         if saved.steps[-1] > whole.steps[-1]:
             raise BadRequest(
                 "--resume: the first run has more steps than the full one",
@@ -95,15 +94,14 @@ def _offset(
         )
     notes = []
     if met < ends:
-        notes.append(
-            f"the resumed run starts from the state before step {met}: it does {ends - met} steps again"
-        )
+        count = "1 step" if ends - met == 1 else f"{ends - met} steps"
+        notes.append(f"the resumed run starts from the state before step {met}: it does {count} again")
     if met not in whole.steps:
         raise BadRequest(
             "--resume: the full run ends where the first one does", found=f"{len(whole.steps)} steps in each",
             remedy="let the full run go on beyond the step at which the first was saved",
         )  # fmt: skip
-    return (met, begins), notes
+    return (met, begins), saved.steps[-1], notes
 
 
 def _requested(request: str) -> tuple[int, int]:

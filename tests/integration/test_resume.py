@@ -53,7 +53,7 @@ def test_steps_that_are_done_again_are_told(traces: Path) -> None:
     """The first run went on for a step after it was saved."""
     result = resume(traces, "resumed", first="longer")
     assert (result.verdict, result.step) == ("equivalent", SAVED)
-    assert result.notes == ("the resumed run starts from the state before step 2: it does 1 steps again",)
+    assert result.notes == ("the resumed run starts from the state before step 2: it does 1 step again",)
 
 
 FORGOTTEN = (
