@@ -57,7 +57,7 @@ def validate(
     Raises a TraceError where nothing can be run: no checkout, no such commit, a dirty checkout that was not
     asked for, a command with placeholders or with files that a commit lacks.
     """
-    repository = Repository(here)
+    repository = Repository(here, environ)
     base, notes = repository.commit(request.base), []
     feature, said = _feature(repository, request.feature)
     notes += said

@@ -26,14 +26,18 @@ _NAME = {
 
 
 class Repository:
-    """The repository around a folder; ``prefix`` is where in its checkout the folder lies."""
+    """The repository around a folder; ``prefix`` is where in its checkout the folder lies.
 
-    def __init__(self, folder: Path) -> None:
+    ``environ`` is what git runs in, but for the variables under which it would look elsewhere.
+    """
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         """Raise BadRequest where git is not installed or the folder lies in no checkout."""
-        if shutil.which("git") is None:
+        self._environ = {name: value for name, value in environ.items() if name not in _WITHOUT}
+        if shutil.which("git", path=environ.get("PATH")) is None:
             raise BadRequest("git is not installed", remedy="install it: commits are checked out with it")
         try:
-            found = _git(folder, "rev-parse", "--show-toplevel")
+            found = self._git(folder, "rev-parse", "--show-toplevel")
         except _Failed as error:
             raise BadRequest(f"{folder} is in no git checkout", found=str(error)) from error
         self.root = Path(found)
@@ -42,7 +46,7 @@ class Repository:
     def commit(self, revision: str) -> str:
         """Return the commit that a revision names; raise BadRequest where there is none."""
         try:
-            return _git(
+            return self._git(
                 self.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
             )
         except _Failed as error:
@@ -52,7 +56,7 @@ class Repository:
 
     def changes(self) -> list[str]:
         """Return the paths that differ from the last commit, files that git does not know included."""
-        listed = _git(self.root, "--no-optional-locks", "status", "--porcelain", "-z", strip=False)
+        listed = self._git(self.root, "--no-optional-locks", "status", "--porcelain", "-z", strip=False)
         fields = iter(listed.split("\0"))
         found = []
         for field in fields:
@@ -67,17 +71,17 @@ class Repository:
         with tempfile.TemporaryDirectory() as folder:
             index = Path(folder) / "index"
             extra = {"GIT_INDEX_FILE": str(index)} | _NAME
-            _git(self.root, "read-tree", "HEAD", extra=extra)
-            _git(self.root, "add", "--all", extra=extra)
-            tree = _git(self.root, "write-tree", extra=extra)
-            return _git(
+            self._git(self.root, "read-tree", "HEAD", extra=extra)
+            self._git(self.root, "add", "--all", extra=extra)
+            tree = self._git(self.root, "write-tree", extra=extra)
+            return self._git(
                 self.root, "commit-tree", tree, "-p", "HEAD", "-m", "Snapshot for a validation", extra=extra
             )
 
     def ignores(self, path: Path) -> bool:
         """Tell whether git leaves a path of the checkout alone."""
         try:
-            _git(self.root, "check-ignore", "--quiet", str(path))
+            self._git(self.root, "check-ignore", "--quiet", str(path))
         except _Failed:
             return False
         return True
@@ -85,7 +89,7 @@ class Repository:
     def holds(self, commit: str, path: str) -> bool:
         """Tell whether a commit has a file or a folder at a path, which is relative to the root."""
         try:
-            _git(self.root, "cat-file", "-e", f"{commit}:{path}")
+            self._git(self.root, "cat-file", "-e", f"{commit}:{path}")
         except _Failed:
             return False
         return True
@@ -98,9 +102,9 @@ class Repository:
         """
         self.remove(folder)  # what a run that was killed has left
         try:
-            _git(self.root, *_NO_HOOKS, "worktree", "add", "--quiet", "--detach", str(folder), commit)
+            self._git(self.root, *_NO_HOOKS, "worktree", "add", "--quiet", "--detach", str(folder), commit)
             if (folder / ".gitmodules").exists():
-                _git(folder, *_NO_HOOKS, "submodule", "--quiet", "update", "--init", "--recursive")
+                self._git(folder, *_NO_HOOKS, "submodule", "--quiet", "update", "--init", "--recursive")
             yield folder
         except _Failed as error:
             raise BadRequest(f"commit {commit[:12]} cannot be checked out", found=str(error)) from error
@@ -111,19 +115,19 @@ class Repository:
         """Remove a checkout of ours, where there is one, and git's note of it."""
         if folder.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            _git(self.root, "worktree", "prune")
+            self._git(self.root, "worktree", "prune")
+
+    def _git(
+        self, folder: Path, *arguments: str, extra: Mapping[str, str] | None = None, strip: bool = True
+    ) -> str:
+        done = subprocess.run(  # noqa: S603  # fixed words and what the user named, no shell
+            ["git", *arguments],  # noqa: S607  # the user's own git
+            cwd=folder, env=self._environ | dict(extra or {}), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise _Failed(" ".join(done.stderr.split()) or f"git {arguments[0]} failed")
+        return done.stdout.strip() if strip else done.stdout
 
 
 class _Failed(Exception):
     """Git's own words for what went wrong."""
-
-
-def _git(folder: Path, *arguments: str, extra: Mapping[str, str] | None = None, strip: bool = True) -> str:
-    environ = {name: value for name, value in os.environ.items() if name not in _WITHOUT}
-    done = subprocess.run(  # noqa: S603  # fixed words and what the user named, no shell
-        ["git", *arguments],  # noqa: S607  # the user's own git
-        cwd=folder, env=environ | dict(extra or {}), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise _Failed(" ".join(done.stderr.split()) or f"git {arguments[0]} failed")
-    return done.stdout.strip() if strip else done.stdout
