@@ -96,8 +96,15 @@ def settings_of_scheduler(scheduler: LRScheduler, optimizer: int) -> str | None:
             found[name] = kept
     if getattr(scheduler, "_scale_fn_custom", None) is not None or hasattr(scheduler, "lr_lambdas"):
         found["functions"] = True
-    text = msgspec.json.encode(found).decode()
+    text = msgspec.json.encode(found, enc_hook=_plain).decode()
     return text if len(text) <= _MOST else None
+
+
+def _plain(value: object) -> object:
+    """Return a number or word of a class of its own as a plain one: numpy's numbers are floats to Python."""
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    return str(value)
 
 
 def _written(value: object) -> object:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +54,17 @@ def test_the_rate_at_every_position_is_torchs(make: Made) -> None:
         assert rate == pytest.approx(scheduler.optimizer.param_groups[0]["lr"], rel=1e-12)
         scheduler.optimizer.step()
         scheduler.step()
+
+
+def test_settings_may_be_numbers_of_a_class_of_their_own() -> None:
+    class Words(str):
+        pass
+
+    scheduler = scheduler_of(lambda o: L.CosineAnnealingLR(o, 10, np.float64(0.02)))
+    scheduler.base_lrs = [np.float64(0.1)]  # as they are where a program computes its rate with numpy
+    scheduler.called = Words("mine")
+    assert closed_form(settings(scheduler, 5), 0, {}) == pytest.approx((0.1 + 0.02) / 2)
+    assert settings(scheduler, 5).words["called"] == "mine"
 
 
 def test_half_a_cosine_down_the_rate_is_in_the_middle() -> None:
