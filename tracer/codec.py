@@ -197,22 +197,21 @@ def _incompressible(raw: Bytes) -> bool:
 
 def stored_frame(raw: memoryview | bytes) -> bytes:
     """Return a frame of raw blocks with a checksum: a 9-byte header and 3 bytes a block around the bytes."""
+    head = struct.pack("<IBI", _FRAME_MAGIC, 0b1010_0100, len(raw))
     checksum = (xxhash.xxh64_intdigest(raw) & 0xFFFFFFFF).to_bytes(4, "little")
-    return b"".join((*stored_parts(raw, flags=0b1010_0100), checksum))
+    return b"".join((head, *stored_parts(raw)[1:], checksum))
 
 
-def stored_parts(raw: memoryview | bytes, *, flags: int = 0b1010_0000) -> Parts:
+def stored_parts(raw: memoryview | bytes) -> Parts:
     """Return such a frame without a checksum, in parts that refer to the bytes.
 
     A checksum of a tensor's bytes would tell what its digest tells, for another pass over them.
     """
     view = memoryview(raw)
-    parts: list[bytes | memoryview] = [struct.pack("<IBI", _FRAME_MAGIC, flags, len(view))]
-    starts = range(0, max(len(view), 1), BLOCK_BYTES)
-    for start in starts:
-        block = view[start : start + BLOCK_BYTES]
-        last = start == starts[-1]
-        parts += [(len(block) << 3 | last).to_bytes(3, "little"), block]
+    head, blocks = stored_heads(len(view))
+    parts: list[bytes | memoryview] = [head]
+    for number, block in enumerate(blocks):
+        parts += [block, view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]]
     return parts
 
 
@@ -224,14 +223,17 @@ def stored_heads(content: int) -> tuple[bytes, tuple[bytes, ...]]:
         (min(content - start, BLOCK_BYTES) << 3 | (start == starts[-1])).to_bytes(3, "little")
         for start in starts
     )
-    return struct.pack("<IBI", _FRAME_MAGIC, 0b1010_0100, content), blocks
+    return struct.pack("<IBI", _FRAME_MAGIC, 0b1010_0000, content), blocks
 
 
 def stored_contents(raw_length: int, length: int) -> list[int] | None:
     """Return what frames of raw blocks would hold of a blob of ``length`` bytes; None where it is no such.
 
-    That it has the length that it would have says nothing of what stands there.
+    That it has the length that it would have says nothing of what stands there. ``length`` must be known to
+    be one that the file has: what is returned grows with it.
     """
+    if raw_length > length:
+        return None
     full, rest = divmod(raw_length, FRAME_BYTES)
     contents = [FRAME_BYTES] * full + [rest] * bool(rest)
     return contents if sum(map(stored_length, contents)) == length and contents else None
@@ -239,7 +241,7 @@ def stored_contents(raw_length: int, length: int) -> list[int] | None:
 
 def stored_length(content: int) -> int:
     """Return the length of a frame of raw blocks, as ``stored_parts`` writes it."""
-    return 9 + content + 3 * max(-(-content // BLOCK_BYTES), 1) + 4
+    return 9 + content + 3 * max(-(-content // BLOCK_BYTES), 1)
 
 
 def skippable_frame(magic: int, payload: bytes) -> bytes:

@@ -19,14 +19,19 @@ from tensortrace.tracer.codec import (
     BadFrame,
     Decoder,
     Frame,
-    stored_contents,
     stored_heads,
     stored_length,
 )
 from tensortrace.tracer.codec_dtypes import Bytes, dtype_of
 from tensortrace.tracer.codec_values import digest_of
 from tensortrace.tracer.errors import DamagedTrace
-from tensortrace.tracer.reader_segment import SegmentFile, blob_frames, open_segment, stored_into
+from tensortrace.tracer.reader_segment import (
+    SegmentFile,
+    blob_frames,
+    open_segment,
+    stored_contents_at,
+    stored_into,
+)
 from tensortrace.tracer.types import Blob, Entry
 
 CURSORS = 256
@@ -220,8 +225,8 @@ def _stored_frames(segment: SegmentFile, blob: Blob) -> list[Frame] | None:
 
     What stands between the headers is looked at when it is read.
     """
-    contents = stored_contents(blob.raw_length, blob.length)
-    if contents is None or blob.offset + blob.length > segment.size:
+    contents = stored_contents_at(segment, blob)
+    if contents is None:
         return None
     frames = []
     offset = blob.offset

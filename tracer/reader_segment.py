@@ -171,39 +171,41 @@ def stored_into(segment: SegmentFile, frame: Frame, out: Bytes) -> bool:
     plain = frame.start - frame.offset + frame.content + 3 * blocks
     if frame.length not in (plain, plain + 4):  # with a checksum
         return False
-    headers = np.empty((blocks, 3), np.uint8)
-    parts: list[memoryview] = []
-    for number in range(blocks):
-        parts += [headers[number].data, out[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES].data]
-    if not segment.into(frame.start, parts):
-        return False
-    sizes = [part.nbytes for part in parts[1::2]]
-    expected = [
-        (size << 3 | (number == blocks - 1)).to_bytes(3, "little") for number, size in enumerate(sizes)
-    ]
-    return headers.tobytes() == b"".join(expected)
+    return _raw_blocks(segment, frame.start, b"", out)
+
+
+def _raw_blocks(segment: SegmentFile, offset: int, head: bytes, out: Bytes) -> bool:
+    """Read what raw blocks behind ``head`` hold; False where head or blocks are not what they should be."""
+    _, blocks = stored_heads(out.size)
+    found, headers = bytearray(len(head)), bytearray(3 * len(blocks))
+    parts, of_headers = [memoryview(found)], memoryview(headers)
+    for number in range(len(blocks)):
+        block = out[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
+        parts += [of_headers[3 * number : 3 * number + 3], block.data]
+    return segment.into(offset, parts) and found == head and headers == b"".join(blocks)
+
+
+def stored_contents_at(segment: SegmentFile, blob: Blob) -> list[int] | None:
+    """Return what the frames of a blob hold by its lengths, if our writer stored it; None where it did not."""
+    if blob.offset + blob.length > segment.size:
+        return None
+    return stored_contents(blob.raw_length, blob.length)
 
 
 def stored_blob(segment: SegmentFile, blob: Blob) -> Bytes | None:
     """Return the raw bytes of a blob that stands in the file as our writer stores it; None where it does not.
 
-    Every header is what it should be, so that the frames need not be walked before. Checksums are not looked
-    at: that is for who checks the tensor's digest.
+    Every header is what it should be, so that the frames need not be walked before. They have no checksums:
+    the tensor's digest, which is for the caller to check, says what these would.
     """
-    contents = stored_contents(blob.raw_length, blob.length)
-    if contents is None or blob.offset + blob.length > segment.size:
+    contents = stored_contents_at(segment, blob)
+    if contents is None:
         return None
     raw = np.empty(blob.raw_length, np.uint8)
     offset, filled = blob.offset, 0
     for content in contents:
-        head, blocks = stored_heads(content)
-        found, headers = bytearray(len(head)), bytearray(3 * len(blocks))
-        parts, of_headers = [memoryview(found)], memoryview(headers)
-        for number in range(len(blocks)):
-            start = filled + number * BLOCK_BYTES
-            stop = min(start + BLOCK_BYTES, filled + content)
-            parts += [of_headers[3 * number : 3 * number + 3], raw[start:stop].data]
-        if not segment.into(offset, parts) or found != head or headers != b"".join(blocks):
+        head, _ = stored_heads(content)
+        if not _raw_blocks(segment, offset, head, raw[filled : filled + content]):
             return None
         offset, filled = offset + stored_length(content), filled + content
     return raw

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tensortrace.tracer import layout
+from tensortrace.tracer import codec, layout, reader_ranges, reader_segment
 from tensortrace.tracer.errors import DamagedTrace, TraceError
 from tensortrace.tracer.geometry_blocks import block_grid
 from tensortrace.tracer.reader import Trace
@@ -68,6 +68,22 @@ def test_a_range_of_a_tensor_with_another_digest_is_never_returned(tmp_path: Pat
     rank = Trace.open(folder).ranks[0]
     with pytest.raises(DamagedTrace, match=r"seg000000.*offset"):
         rank.read_range(rank.entries[0], 0, 1)  # though the first frame is whole
+
+
+@pytest.mark.parametrize("size", [100_000, 4_500_000])  # in one frame, in several
+def test_a_tensor_that_the_writer_stored_raw_is_read_without_walking_its_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    array = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    rank = stored(tmp_path / "t", array)
+    monkeypatch.setattr(reader_segment, "blob_frames", None)
+    monkeypatch.setattr(reader_ranges, "blob_frames", None)
+    np.testing.assert_array_equal(rank.read(rank.entries[0]), array)
+    np.testing.assert_array_equal(rank.read_range(rank.entries[0], 5, size - 7), array[5 : size - 7])
+
+
+def test_lengths_that_the_file_cannot_have_are_not_gone_through() -> None:
+    assert codec.stored_contents(1 << 60, 1 << 20) is None
 
 
 def test_a_tensor_of_which_only_the_digest_was_kept_has_no_ranges(tmp_path: Path) -> None:
