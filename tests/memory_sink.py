@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
 from tensortrace.tracer import hooks
+from tensortrace.tracer.copies import unsupported
 from tensortrace.tracer.types import Boundary, Kind, Mesh, Meta, Shard
 
 
@@ -25,6 +27,7 @@ class MemorySink:
     absences: dict[Kind, str] = field(default_factory=dict)
     failures: list[tuple[str, BaseException]] = field(default_factory=list)
     meshes: dict[str, Mesh] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
     active: bool = True
 
     def wants(self, kind: Kind, name: str, *, step: int) -> bool:
@@ -48,6 +51,9 @@ class MemorySink:
         producers: tuple[int, ...] = (),
         meta: Meta | None = None,
     ) -> int | None:
+        if reason := unsupported(tensor):
+            self.dropped.append(reason)
+            return None
         with torch.no_grad():
             value = tensor.detach().clone()
         event = len(self.kept)
@@ -101,12 +107,30 @@ class MemorySink:
         return list(dict.fromkeys(kept.boundary.name for kept in self.find(kind, **wanted)))
 
 
-@contextmanager
-def recording(*, may_fail: bool = False) -> Iterator[MemorySink]:
+Sink = TypeVar("Sink", bound=MemorySink)
+
+
+def recording(*, may_fail: bool = False) -> AbstractContextManager[MemorySink]:
     """Record the body in memory; an error of a hook fails the test."""
-    sink = MemorySink()
+    return recording_into(MemorySink(), may_fail=may_fail)
+
+
+@contextmanager
+def recording_into(
+    sink: Sink,
+    *,
+    may_fail: bool = False,
+    may_repeat: bool = False,
+    begin: Callable[[hooks.Hooks], object] | None = None,
+) -> Iterator[Sink]:
+    """Record the body into a sink of the test's own; ``begin`` runs once the hooks are there.
+
+    ``may_repeat`` allows two boundaries of one key: a backward through a graph of the window before.
+    """
     installed = hooks.install(sink)
     try:
+        if begin is not None:
+            begin(installed)
         yield sink
         installed.finish()
     finally:
@@ -114,4 +138,4 @@ def recording(*, may_fail: bool = False) -> Iterator[MemorySink]:
     if sink.failures and not may_fail:
         raise sink.failures[0][1]
     keys = [kept.boundary.key for kept in sink.kept if not kept.boundary.recompute]
-    assert len(keys) == len(set(keys)), [key for key in set(keys) if keys.count(key) > 1]
+    assert may_repeat or len(keys) == len(set(keys)), [key for key in set(keys) if keys.count(key) > 1]

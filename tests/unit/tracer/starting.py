@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tensortrace.tracer import hooks, start
+from tensortrace.tracer import start
 from tensortrace.tracer.settings import Start
-from tests.memory_sink import MemorySink
+from tests.memory_sink import MemorySink, recording_into
 
 
-@contextmanager
-def started(asked: Start, layout: Path | None = None) -> Iterator[MemorySink]:
+def started(asked: Start, layout: Path | None = None) -> AbstractContextManager[MemorySink]:
     """Record the body in memory, begun as asked; an error of a hook fails the test.
 
     ``layout`` is the file that says what the program has spread by hand.
     """
-    sink = MemorySink()
-    installed = hooks.install(sink)
-    try:
-        start.install(installed, asked, layout=None if layout is None else str(layout))
-        yield sink
-        installed.finish()
-    finally:
-        installed.remove()
-    if sink.failures:
-        raise sink.failures[0][1]
+    path = None if layout is None else str(layout)
+    return recording_into(MemorySink(), begin=lambda hooks: start.install(hooks, asked, layout=path))

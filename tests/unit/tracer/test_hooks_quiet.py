@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tensortrace.tracer import hooks
 from tensortrace.tracer.types import Kind
-from tests.memory_sink import Kept, MemorySink
+from tests.memory_sink import Kept, MemorySink, recording_into
 
 
 @dataclass
@@ -32,17 +31,8 @@ class Choosing(MemorySink):
         return step in self.chosen
 
 
-@contextmanager
-def choosing(*steps: int) -> Iterator[Choosing]:
-    sink = Choosing(chosen=frozenset(steps))
-    installed = hooks.install(sink)
-    try:
-        yield sink
-        installed.finish()
-    finally:
-        installed.remove()
-    if sink.failures:
-        raise sink.failures[0][1]
+def choosing(*steps: int) -> AbstractContextManager[Choosing]:
+    return recording_into(Choosing(chosen=frozenset(steps)), may_repeat=True)
 
 
 def layers(count: int) -> nn.Module:
