@@ -126,7 +126,7 @@ _Job = _Copied | _Repeated | Callable[[], None]
 class Stage:
     """A queue of at most ``capacity`` bytes, with the thread that empties it into a store.
 
-    ``lend``, ``put`` and ``run_in_order`` may be called from several training threads.
+    ``known``, ``lend``, ``put`` and ``run_in_order`` may be called from several training threads.
     ``on_error`` and ``on_end`` are called on the writer thread: on the first failure of the store, and
     last of all. A tensor larger than the whole buffer is admitted alone, when the queue is empty.
 
@@ -160,7 +160,8 @@ class Stage:
         self._oversized = False
         self._queue: deque[_Job] = deque()
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)  # the writer waits for it
+        self._freed = threading.Condition(self._lock)  # and training threads for this
         self._closing = False
         self._broken = False
         self._written = 0
@@ -181,7 +182,7 @@ class Stage:
                 if self._pressure == "drop":
                     return None
                 self._changed.notify_all()
-                self._changed.wait()
+                self._freed.wait()
         return None
 
     def put(self, tensor: torch.Tensor, lease: Lease) -> Callable[[Boundary], None]:
@@ -243,9 +244,10 @@ class Stage:
 
     def shut(self) -> None:
         """Refuse further boundaries and let the thread end once it has written the queue; don't wait."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
+            self._freed.notify_all()
 
     def is_writer(self, thread: threading.Thread) -> bool:
         """Tell whether this is the writer thread."""
@@ -282,14 +284,11 @@ class Stage:
 
     def _give_back(self, lease: Lease) -> None:
         with self._lock:
-            self._release(lease)
-            self._changed.notify_all()
-
-    def _release(self, lease: Lease) -> None:
-        if lease.offset is None:
-            self._oversized = False
-        else:
-            self._room.release(lease.offset)
+            if lease.offset is None:
+                self._oversized = False
+            else:
+                self._room.release(lease.offset)
+            self._freed.notify_all()
 
     def _push_boundary(self, job: _Copied) -> None:
         """Queue a boundary, without its bytes where the store will know them by then."""
@@ -300,7 +299,7 @@ class Stage:
                 return
             key = job.digest + self._remembering.held(job.boundary)
             if self._latest.holds(key):
-                self._release(job.lease)  # and wake nobody: the writer has nothing to do yet
+                self._give_back(job.lease)
                 self._push(_Repeated(job.boundary, job.digest))
             else:
                 self._push(job, job.lease.bytes.size)
@@ -335,7 +334,12 @@ class Stage:
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait(LINGER_S)
-            return self._queue.popleft() if self._queue else None
+            if not self._queue:
+                return None
+            job = self._queue.popleft()
+            if len(self._queue) == MOST_QUEUED - 1:  # it was full, and such a job may give back no memory
+                self._freed.notify_all()
+            return job
 
     def _do(self, job: _Job) -> None:
         if isinstance(job, _Repeated):
@@ -348,7 +352,7 @@ class Stage:
         try:
             if job.wait is not None:
                 job.wait()
-            data = job.lease.memory.numpy()
+            data = job.lease.bytes
             hurried = job.wait is None or self._room.used > HURRIED * self._room.capacity
             if self._remembering is None or job.digest is None:
                 self._store.append(job.boundary, data, hurried=hurried)
@@ -359,7 +363,7 @@ class Stage:
 
     def _discard_queue(self) -> None:
         """Wake whoever waits for memory: after a failure nothing more is written."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._queue.clear()
-            self._changed.notify_all()
+            self._freed.notify_all()

@@ -300,3 +300,39 @@ def test_the_store_is_told_to_hurry_while_the_buffer_fills(monkeypatch: pytest.M
     assert rig.stage.close()
     assert store.hurried[1] is True
     assert store.hurried[4:] == [False] * 4, "a quarter of the buffer is left when four of its sixteenths are"
+
+
+def test_training_that_waits_for_a_place_goes_on_where_no_boundary_gives_back_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging, "MOST_QUEUED", 3)
+    store = Memory(is_open=False)
+    rig = Rig(store)
+    assert rig.add(torch.ones(1))
+    assert store.entered.wait(PATIENCE_S)
+    assert all(rig.add(torch.ones(1)) for _ in range(3)), "repeats, without bytes of their own"
+    waiting = in_thread(lambda: rig.add(torch.ones(1)))
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    store.opened.set()
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+    assert rig.stage.close()
+    assert [event for event, _ in store.got] == [0, 1, 2, 3, 4]
+
+
+def test_training_that_waits_for_memory_gets_what_another_thread_turned_out_not_to_need() -> None:
+    store = Memory(is_open=False)
+    rig = Rig(store, capacity=192)
+    kept, same, other = (torch.full((16,), value) for value in (1.0, 1.0, 2.0))
+    assert rig.add(kept)
+    leases = [rig.stage.lend(same), rig.stage.lend(torch.zeros(16))]
+    waiting = in_thread(lambda: rig.add(other))
+    waiting.join(0.1)
+    assert waiting.is_alive(), "64 bytes each, and room for three"
+    assert leases[0] is not None
+    rig.stage.put(same, leases[0])(boundary(1, same))
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+    store.opened.set()
+    assert rig.stage.close()
