@@ -19,11 +19,12 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Wait = Callable[[], object]
 """Returns once the bytes have arrived; called on the writer thread."""
 
-_hold_lock = ctypes.PyDLL(None).memmove
-_hold_lock.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_hold_lock.restype = None
+_hold_lock = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
+"""``memmove`` called with the interpreter lock held."""
 
-_READ = 0x100
+_READ = 0x100  # PyBUF_READ: what is in training must not be written to
 _view = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
     ("PyMemoryView_FromMemory", ctypes.pythonapi)
 )

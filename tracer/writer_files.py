@@ -41,8 +41,9 @@ class GrowingFile:
 
     def let_go(self) -> None:
         """Ask the kernel to write out what it holds of the file, and not to hold what it has written out."""
-        with suppress(OSError):  # it is only advice, which a file system need not take
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        if hasattr(os, "posix_fadvise"):  # macOS has none
+            with suppress(OSError):  # it is only advice, which a file system need not take
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def overwrite_front(self, data: bytes) -> None:
         """Replace the first bytes."""
@@ -89,7 +90,9 @@ class GrowingFile:
 def _write_all(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> int:
     """Write some parts (few enough for one call) one behind the other; return how many bytes they are."""
     total = sum(map(len, parts))
-    written = os.pwritev(descriptor, parts, offset) if len(parts) > 1 else 0
+    written = 0
+    if len(parts) > 1 and hasattr(os, "pwritev"):  # macOS has it from 11 on
+        written = os.pwritev(descriptor, parts, offset)
     if written < total:  # a single part, or what a call interrupted by a full disk has left of several
         rest = memoryview(b"".join(parts) if len(parts) > 1 else parts[0])[written:]
         while rest:

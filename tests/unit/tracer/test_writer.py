@@ -328,3 +328,19 @@ def test_a_known_content_of_which_statistics_were_kept_needs_bytes_to_be_kept_in
     assert (again.blob, again.same_as, again.stats) == (None, None, first.stats)
     assert stored.blob is not None
     assert damage(tmp_path) == []
+
+
+def test_a_system_without_vectored_writes_and_advice_gets_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files(root: Path) -> dict[str, bytes]:
+        writer = RankWriter(root, 0)
+        append(writer, 0)
+        append(writer, 1, np.arange(4096, dtype="<f4"))
+        writer.close()
+        return {path.name: path.read_bytes() for path in (root / "rank00000").iterdir()}
+
+    usual = files(tmp_path / "linux")
+    monkeypatch.delattr(os, "pwritev")
+    monkeypatch.delattr(os, "posix_fadvise")
+    assert files(tmp_path / "macos") == usual
