@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -71,12 +71,12 @@ def is_active() -> bool:
 
     Nor inside a transform of torch.func, whose tensors have no storage of their own.
     """
-    return _active() is not None
+    return not torch.compiler.is_compiling() and _active() is not None
 
 
 def _active() -> Sink | None:
-    """Return what hooks record into here and now."""
-    if torch.compiler.is_compiling() or _hidden:
+    """Return what hooks record into here and now; not to be called while compiling, which would trace it."""
+    if _hidden:
         return None
     sink = next(iter(_armed), None)  # another thread may disarm meanwhile
     if sink is None:
@@ -94,8 +94,9 @@ def _active() -> Sink | None:
 def _retire() -> None:
     """Let every hook return at once from now on: a sink that stood down never records again."""
     _armed.clear()
-    while _retiring:
-        _retiring.pop()()
+    with suppress(IndexError):  # another thread may see it at once, and take the last
+        while _retiring:
+            _retiring.pop()()
 
 
 def hide(function: Callable[P, R]) -> Callable[P, R]:
