@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 from torch import nn
@@ -20,8 +19,7 @@ from tensortrace.tracer.placements.styles import declared_inputs
 WRAPPERS: tuple[Wrapper, ...] = (DDP(), FSDP(), FullyShard())
 """Every wrapper whose layout is known. A new one is a new file and an entry here."""
 
-_UNKNOWN = object()
-_kinds: weakref.WeakKeyDictionary[type, object] = weakref.WeakKeyDictionary()
+_kinds: weakref.WeakKeyDictionary[type, Wrapper | None] = weakref.WeakKeyDictionary()
 
 __all__ = [
     "OF_SAMPLES",
@@ -50,10 +48,11 @@ def wrapper_of(module: nn.Module) -> Wrapper | None:
     Its class tells, once for all: a class is made after those that it derives from.
     """
     kind = type(module)
-    found = _kinds.get(kind, _UNKNOWN)
-    if found is _UNKNOWN:
+    try:
+        return _kinds[kind]
+    except KeyError:
         found = _kinds[kind] = next((wrapper for wrapper in WRAPPERS if wrapper.matches(module)), None)
-    return cast("Wrapper | None", found)
+        return found
 
 
 def own_class(module: nn.Module) -> type:

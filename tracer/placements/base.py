@@ -41,7 +41,7 @@ class Wrapper(Protocol):
         """The attribute under which the wrapper holds the module it wraps; None where it is that module."""
 
     def matches(self, module: nn.Module) -> bool:
-        """Tell whether the module is a wrapper of this kind."""
+        """Tell by its class alone whether the module is a wrapper of this kind; asked once of a class."""
 
     def own_class(self, module: nn.Module) -> type:
         """Return the class that the program gave the module, where the wrapper changes it."""
