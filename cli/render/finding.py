@@ -32,6 +32,24 @@ _DIMS = 8
 """Numbers of a shape or an index that are shown."""
 
 
+def further(page: Page, findings: Sequence[Finding], *, limit: int | None) -> None:
+    """Write a table of boundaries that differ beside the first one, a row each."""
+    rows = [_row(finding) for finding in findings[:limit]]
+    page.table(["step", "mb", "rel L2", "×allowed", "boundary"], rows, right="step,mb,rel L2,×allowed")
+    page.more(len(findings) - len(rows))
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    where, judgement = finding.where, finding.judgement
+    return (
+        str(where.step),
+        "-" if where.microbatch is None else str(where.microbatch),
+        number(finding.metrics.rel_l2) if finding.metrics else "-",
+        number(judgement.ratio) if judgement and judgement.policy != "exact" else "-",
+        words.key(where),
+    )
+
+
 def first(
     page: Page, finding: Finding, *, limit: int | None, said: str, what: str = "first divergent boundary"
 ) -> None:

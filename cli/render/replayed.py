@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-
 from tensortrace.cli.render import words
-from tensortrace.cli.render.finding import SENTENCE, SHORT, first
-from tensortrace.cli.render.numbers import counted, number
+from tensortrace.cli.render.finding import SENTENCE, first, further
+from tensortrace.cli.render.numbers import counted
 from tensortrace.cli.render.page import Look, Page
 from tensortrace.cli.render.safe import safe
-from tensortrace.cli.render.text import ROWS, Detail, tell_cause
+from tensortrace.cli.render.text import ROWS, Detail, show_command, summary, tell_cause
 from tensortrace.diff.result import Finding
 from tensortrace.replay.result import NotReplayed, Replay
 
@@ -36,10 +34,8 @@ def hints(result: Replay) -> tuple[str, ...]:
     said = tuple(safe(hint, limit=SENTENCE) for hint in result.hints)
     if result.first_mismatch is None:
         return said
-    where, path = result.first_mismatch.where, shlex.quote(safe(result.run.path, limit=SENTENCE))
-    name = shlex.quote(safe(where.name, limit=SENTENCE))
-    show = f"--step {where.step} --kind {safe(where.kind, limit=20)} --name {name} --values"
-    return (*said, f"next: trace show {path} {show}")
+    where = result.first_mismatch.where
+    return (*said, f"next: {show_command(result.run, where, where.step)}")
 
 
 def _mismatches(page: Page, result: Replay, finding: Finding, limit: int | None) -> None:
@@ -53,21 +49,8 @@ def _mismatches(page: Page, result: Replay, finding: Finding, limit: int | None)
     if others:
         page.blank()
         page.line((f"{counted(len(others), 'further mismatch')}:", "bold"))
-        rows = [_row(other) for other in others[:limit]]
-        page.table(["step", "mb", "rel L2", "×allowed", "boundary"], rows, right="step,mb,rel L2,×allowed")
-        page.more(len(others) - len(rows))
+        further(page, others, limit=limit)
     page.blank()
-
-
-def _row(finding: Finding) -> tuple[str, ...]:
-    where, judgement = finding.where, finding.judgement
-    return (
-        str(where.step),
-        "-" if where.microbatch is None else str(where.microbatch),
-        number(finding.metrics.rel_l2) if finding.metrics else "-",
-        number(judgement.ratio) if judgement and judgement.policy != "exact" else "-",
-        words.key(where),
-    )
 
 
 def _coverage(page: Page, result: Replay, limit: int | None) -> None:
@@ -96,11 +79,6 @@ def _context(page: Page, result: Replay, limit: int | None) -> None:
     for lost in result.lost:
         page.line(("missing:", "bold yellow"), f" {safe(lost, limit=SENTENCE)}")
     page.line(("a:", "bold"), " what the recorded inputs give, in float64")
-    run = result.run
-    parts = (
-        f"{safe(run.path, limit=SHORT)}: {counted(run.ranks, 'rank')}", counted(run.steps, "step"),
-        f"{counted(run.microbatches, 'microbatch')} a step", safe(run.ended, limit=SHORT),
-    )  # fmt: skip
-    page.line(("b:", "bold"), f" {', '.join(parts)}")
-    for problem in run.problems[:limit]:
+    page.line(("b:", "bold"), f" {summary(result.run)}")
+    for problem in result.run.problems[:limit]:
         page.line(safe(problem, limit=SENTENCE), indent=2)

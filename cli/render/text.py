@@ -9,17 +9,18 @@ from typing import Literal
 from tensortrace.cli.render import words
 from tensortrace.cli.render.boundaries import boundaries
 from tensortrace.cli.render.expected import declared
-from tensortrace.cli.render.finding import POLICIES, SENTENCE, SHORT, first, only_in_a
+from tensortrace.cli.render.finding import POLICIES, SENTENCE, SHORT, first, further, only_in_a
 from tensortrace.cli.render.numbers import counted, number
 from tensortrace.cli.render.page import Look, Page
 from tensortrace.cli.render.safe import safe
-from tensortrace.diff.result import Cause, Finding, Missing, Operation, Power, Result, Side
+from tensortrace.diff.result import Cause, Missing, Operation, Power, Result, Side, Where
 
 Detail = Literal["quiet", "normal", "verbose"]
 
-ROWS = 8
 WEAK = 0.01
 """Relative error above which a boundary that is seen no better is named."""
+
+ROWS = 8
 """Rows of a table, and lines of evidence, unless the detail is ``verbose``."""
 
 _PLAIN = Look()
@@ -80,8 +81,13 @@ def _next_command(result: Result) -> str | None:
     side = result.a if only_in_a(finding) else result.b
     where = finding.where
     number_there = where.step if side is result.a or where.step == "init" else where.step - result.step_offset
-    step = f"--step {number_there} --kind {safe(where.kind, limit=20)} --name {_quoted(where.name)}"
-    return f"trace show {_quoted(side.path)} {step} --values"
+    return show_command(side, where, number_there)
+
+
+def show_command(side: Side, where: Where, step: int | str) -> str:
+    """Return the command that shows the values of a boundary, in this step of a recording."""
+    chosen = f"--step {step} --kind {safe(where.kind, limit=20)} --name {_quoted(where.name)}"
+    return f"trace show {_quoted(side.path)} {chosen} --values"
 
 
 def _quoted(text: str) -> str:
@@ -130,23 +136,10 @@ def _others(page: Page, result: Result, limit: int | None) -> None:
         page.blank()
         count = counted(len(others), "further origin")
         page.line((f"{count}:", "bold"), " more than what they were computed from explains")
-        rows = [_row(finding) for finding in others[:limit]]
-        page.table(["step", "mb", "rel L2", "×allowed", "boundary"], rows, right="step,mb,rel L2,×allowed")
-        page.more(len(others) - len(rows))
+        further(page, others, limit=limit)
     if result.receivers_total:
         count = counted(result.receivers_total, "boundary")
         page.line(("receivers:", "bold"), f" {count} downstream of these")
-
-
-def _row(finding: Finding) -> tuple[str, ...]:
-    where, judgement = finding.where, finding.judgement
-    return (
-        str(where.step),
-        "-" if where.microbatch is None else str(where.microbatch),
-        number(finding.metrics.rel_l2) if finding.metrics else "-",
-        number(judgement.ratio) if judgement and judgement.policy != "exact" else "-",
-        words.key(where),
-    )
 
 
 def _coverage(page: Page, result: Result, limit: int | None) -> None:
@@ -192,7 +185,7 @@ def _context(page: Page, result: Result) -> None:
     for note in result.notes:
         page.line(("note:", "bold"), f" {safe(note, limit=SENTENCE)}")
     for name, side in (("a", result.a), ("b", result.b)):
-        page.line((f"{name}:", "bold"), f" {_side(side)}")
+        page.line((f"{name}:", "bold"), f" {summary(side)}")
         for problem in side.problems[:ROWS]:
             page.line(safe(problem, limit=SENTENCE), indent=2)
         page.more(len(side.problems) - ROWS)
@@ -223,7 +216,8 @@ def _power(result: Result) -> str:
     return f"; flags errors above {', '.join(found)}{place}"
 
 
-def _side(side: Side) -> str:
+def summary(side: Side) -> str:
+    """Return a recording in one line: its path, how much there is of it, how it ended."""
     return ", ".join(
         (
             f"{safe(side.path, limit=SHORT)}: {counted(side.ranks, 'rank')}",
