@@ -211,7 +211,6 @@ def _weigh(step: Step, weights: Weighed, found: Replaying) -> None:
     pair = StepPair(weights.view, step.view, step.before, step.before)
     plan = StepPlan(step.view.step)
     plan_weights(pair, plan)
-    held = {(microbatch, slot) for microbatch, slot in weights.refs}
     plan.comparisons = [
         replace(entry, text="by the objective", noise=max(entry.noise, weights.noise))
         for entry in plan.comparisons
@@ -220,10 +219,10 @@ def _weigh(step: Step, weights: Weighed, found: Replaying) -> None:
     found.execution.run(plan, None, pair)
     if not plan.comparisons:
         reason = gaps[0].reason if gaps else "the rows that tokens belong to are not known"
-        found.gaps += [(step.view.step, Gap(slot, microbatch, reason)) for microbatch, slot in held]
-    items = dict(found.oracle.expected[step.view.step].items)
-    items |= {slot: weights.view.items[slot] for _, slot in weights.refs}
-    found.oracle.expected[step.view.step] = replace(found.oracle.expected[step.view.step], items=items)
+        found.gaps += [(step.view.step, Gap(slot, microbatch, reason)) for microbatch, slot in weights.refs]
+    expected = found.oracle.expected[step.view.step]
+    items = expected.items | {slot: weights.view.items[slot] for _, slot in weights.refs}
+    found.oracle.expected[step.view.step] = replace(expected, items=items)
 
 
 def _moved(view: StepView, began: dict[Slot, tuple[int, int]]) -> None:

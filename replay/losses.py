@@ -88,13 +88,10 @@ def _made(name: str, items: dict[str, Item]) -> float | None:
 def _roots(step: Step, contracts: Contracts) -> None:
     """Say what backward starts from: the losses by their weights."""
     known = known_parts(step.view)
-    for slot, items in step.view.find(Kind.LOSS, phase="train"):
-        if slot.name != "backward":
-            continue
+    roots = [found for found in step.view.find(Kind.LOSS, phase="train") if found[0].name == "backward"]
+    several = any(slot.call for slot, _ in roots)
+    for slot, items in roots:
         for item in items:
-            several = any(
-                s.name == "backward" and s.call for s, _ in step.view.find(Kind.LOSS, phase="train")
-            )
             if several or item.entry.local_shape != () or not readable(item):
                 contracts.gap(slot, [item], NOT_ALONE)
                 continue
