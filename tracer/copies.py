@@ -37,7 +37,7 @@ _side_streams: dict[int, torch.cuda.Stream] = {}
 
 def unsupported(tensor: torch.Tensor) -> str | None:
     """Return why the bytes of this tensor cannot be taken, or None where they can."""
-    if tensor.layout != torch.strided:
+    if tensor.layout != torch.strided or tensor.is_nested:
         return "not a strided tensor"
     if tensor.is_quantized:
         return "a quantized tensor"

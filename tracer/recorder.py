@@ -152,6 +152,9 @@ class Recorder:
         if not self.wants(kind, name, step=step) or not self._ready():
             return None
         with unobserved():
+            if reason := unsupported(tensor):  # which may not even have a shape
+                self._dropped(reason, tensor.numel() * tensor.element_size())
+                return None
             boundary = Boundary(
                 event=0, step=step, microbatch=microbatch, kind=kind, name=name, slot=slot,
                 dtype=dtype_name(tensor.dtype), local_shape=tuple(tensor.shape), call=call,
@@ -225,9 +228,6 @@ class Recorder:
     def _take(self, tensor: torch.Tensor, boundary: Boundary) -> Callable[[Boundary], None] | None:
         """Copy the tensor and return what queues its boundary; None where it cannot be taken."""
         assert self._stage is not None
-        if reason := unsupported(tensor):
-            self._dropped(reason, tensor.numel() * tensor.element_size())
-            return None
         if not tensor.is_cpu:
             self._device = tensor.device.type
         if (queue := self._stage.known(tensor, boundary)) is not None:

@@ -170,7 +170,8 @@ class Session:
         if parameter is not None and self.flats.holds(parameter):
             return self.flats.divide(tensor, kind, slot, parameter)
         local, own = split(tensor)
-        shard = stated or self._shard(kind, slot, tuple(local.shape), own or spec, parameter)
+        shape = () if local.is_nested else tuple(local.shape)  # of nested tensors it is an error to ask
+        shard = stated or self._shard(kind, slot, shape, own or spec, parameter)
         return [Own(local, name, shard)]
 
     def note_wrapper(self, module: nn.Module) -> None:
