@@ -28,6 +28,9 @@ _SINGLE = 2.0**29
 """Spacings of float64 in one of float32, in which a rate that is a tensor may be kept."""
 
 
+_Setting = bool | float | str | list[float | None] | None
+
+
 class Settings(NamedTuple):
     """One scheduler at one step: its class, its position, the numbers and words that it was made with."""
 
@@ -39,16 +42,19 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, kind: str, position: int, text: str | None) -> Settings:
-        """Read what was recorded; there are no settings where it is damaged, or nothing was."""
+        """Read what was recorded; there are no settings where it is damaged, or nothing was.
+
+        Numbers that JSON cannot hold stand as null in older traces: such a setting is left out.
+        """
         try:
-            raw = msgspec.json.decode(text or "{}", type=dict[str, bool | float | str | list[float]])
+            raw = msgspec.json.decode(text or "{}", type=dict[str, _Setting])
         except (msgspec.DecodeError, RecursionError):
             raw = {}
         return cls(
             kind,
             position,
             {k: float(v) for k, v in raw.items() if isinstance(v, (bool, int, float))},
-            {k: [float(x) for x in v] for k, v in raw.items() if isinstance(v, list)},
+            {k: numbers for k, v in raw.items() if isinstance(v, list) and (numbers := _all(v)) is not None},
             {k: v for k, v in raw.items() if isinstance(v, str)},
         )
 
@@ -56,6 +62,11 @@ class Settings(NamedTuple):
     def optimizer(self) -> str:
         """The optimizer whose rates it sets; "" where the trace does not say."""
         return f"optimizer.{self.numbers['optimizer']:.0f}" if "optimizer" in self.numbers else ""
+
+
+def _all(numbers: list[float | None]) -> list[float] | None:
+    found = [float(number) for number in numbers if number is not None]
+    return found if len(found) == len(numbers) else None
 
 
 def schedule(step: Step, contracts: Contracts, began: Mapping[Slot, tuple[int, int]]) -> None:

@@ -14,10 +14,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from tensortrace.tracer.copies import unobserved
+from tensortrace.tracer.copies import unobserved, unsupported
 from tensortrace.tracer.hooks.gradients import Gradients
 from tensortrace.tracer.hooks.guard import guard, hide
 from tensortrace.tracer.hooks.imports import when_imported
+from tensortrace.tracer.hooks.numbers import plain_number
 from tensortrace.tracer.hooks.optimizer_depth import is_outermost_step, watched
 from tensortrace.tracer.hooks.scaler import Scalers
 from tensortrace.tracer.hooks.schedule import Schedules
@@ -30,6 +31,11 @@ ENVIRONMENT = frozenset(
     {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 )
 """Entries of a parameter group that don't enter the update formula."""
+
+MOST_PARTS = 64
+"""Numbers in a list that is an entry of a parameter group: longer ones are what a program has written down
+there, not what an update is made of, and every number is a boundary.
+"""
 
 
 class Optimizers:
@@ -188,18 +194,23 @@ def _values(group: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
         for key, value in group.items():
             if key in ENVIRONMENT:
                 continue
-            if isinstance(value, (list, tuple)):
-                found += [(f"{key}.{i}", _float64(item)) for i, item in enumerate(value) if _is_number(item)]
-            elif _is_number(value):
-                found.append((key, _float64(value)))
+            several = isinstance(value, (list, tuple))
+            if several and len(value) > MOST_PARTS:
+                continue
+            parts = [(f"{key}.{i}", part) for i, part in enumerate(value)] if several else [(str(key), value)]
+            found += [(slot, number) for slot, part in parts if (number := _float64(part)) is not None]
     return found
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (bool, int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+def _float64(value: object) -> torch.Tensor | None:
+    """Return a real number as a tensor without dimensions, None for anything else.
 
-
-def _float64(value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return split(value)[0].detach().to(torch.float64).reshape(())
-    return torch.tensor(float(value), dtype=torch.float64)
+    One whose value cannot be had (on the meta device) is returned as it is: the recorder notes what it drops.
+    """
+    if not isinstance(value, torch.Tensor):
+        number = plain_number(value)
+        return None if number is None else torch.tensor(float(number), dtype=torch.float64)
+    if value.numel() != 1 or value.is_complex():
+        return None
+    local = split(value)[0].detach()
+    return local if unsupported(local) else local.to(torch.float64).reshape(())

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.guard import guard
+from tensortrace.tracer.hooks.numbers import finite_number
 from tensortrace.tracer.hooks.order import Order
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.types import Kind, Meta
@@ -36,7 +37,7 @@ class Schedules:
         """Record where each scheduler of this optimizer stands."""
         session, at = self._session, self._session.clock.window()
         for scheduler in self.order:
-            position = getattr(scheduler, "last_epoch", None)
+            position = finite_number(getattr(scheduler, "last_epoch", None))
             if isinstance(position, int) and _drives(scheduler, optimizer):
                 name = f"scheduler.{self.order.number(scheduler)}"
                 call = session.clock.take(at, Kind.SCHEDULE, name, "position").number
@@ -84,36 +85,49 @@ _MOST = 2000
 def settings_of_scheduler(scheduler: LRScheduler, optimizer: int) -> str | None:
     """Return the numbers and words that a scheduler was made with as JSON; None where they are too many.
 
-    Functions that the program gave it cannot be written down: ``functions`` tells of them.
+    Functions that the program gave it cannot be written down: ``functions`` tells of them. Other values that
+    are no finite numbers, words or lists of such numbers are left out.
     """
     found: dict[str, object] = {"optimizer": optimizer}
-    for key, value in vars(scheduler).items():
+    for key, value in list(vars(scheduler).items()):
         name = _HIDDEN.get(key, key)
-        if name in _MOVING or name.startswith("_"):
+        if name in _MOVING or not isinstance(name, str) or name.startswith("_"):
             continue
+        if isinstance(value, (str, list, tuple, Counter)) and len(value) > _MOST:
+            return None
         kept = _written(value)
         if kept is not None:
-            found[name] = kept
+            found[_word(name)] = kept
     if getattr(scheduler, "_scale_fn_custom", None) is not None or hasattr(scheduler, "lr_lambdas"):
         found["functions"] = True
-    text = msgspec.json.encode(found, enc_hook=_plain).decode()
+    text = msgspec.json.encode(found).decode()
     return text if len(text) <= _MOST else None
 
 
-def _plain(value: object) -> object:
-    """Return a number or word of a class of its own as a plain one: numpy's numbers are floats to Python."""
-    if isinstance(value, (int, float)):
-        return int(value) if isinstance(value, int) else float(value)
-    return str(value)
-
-
 def _written(value: object) -> object:
-    """Return a number, a word or a list of numbers as it is written down; None for anything else."""
-    if isinstance(value, (bool, int, float, str)):
-        return value
+    """Return a finite number, a word or a list of such numbers as it is written down, else None."""
+    if isinstance(value, str):
+        return _word(value)
     if isinstance(value, Counter):
-        value = sorted(value.elements())
+        return _counted(value)
     if isinstance(value, (list, tuple)):
-        ends = [phase.get("end_step") if isinstance(phase, dict) else phase for phase in value]
-        return ends if all(isinstance(end, (int, float)) for end in ends) else None
-    return None
+        parts = [phase.get("end_step") if isinstance(phase, dict) else phase for phase in value]
+        numbers = [finite_number(part) for part in parts]
+        return None if None in numbers else numbers
+    return finite_number(value)
+
+
+def _counted(counts: Counter[object]) -> list[float] | None:
+    """Return what was counted, each number as often as it was, in order; None where that is no such list."""
+    found: list[float] = []
+    for value, times in counts.items():
+        number, often = finite_number(value), finite_number(times)
+        if number is None or not isinstance(often, int) or often + len(found) > _MOST:
+            return None
+        found += [number] * often
+    return sorted(found)
+
+
+def _word(text: str) -> str:
+    """Return the characters of a string of any class, as far as they can be written down."""
+    return str.__str__(text).encode(errors="backslashreplace").decode()

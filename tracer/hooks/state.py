@@ -11,6 +11,7 @@ from tensortrace.tracer.copies import unobserved
 from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.digests import Digests
 from tensortrace.tracer.hooks.names import TensorName
+from tensortrace.tracer.hooks.numbers import plain_number
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.walk import is_plain, tensors_in
 from tensortrace.tracer.placements.zero import stepping
@@ -134,9 +135,10 @@ def _state_tensors(entries: Mapping[str, object]) -> list[tuple[str, torch.Tenso
     """Return (slot, tensor) of one parameter's state; numbers become float64, anything else is left out."""
     found: list[tuple[str, torch.Tensor]] = []
     for key, value in entries.items():
-        if isinstance(value, (bool, int, float)):
+        number = plain_number(value)
+        if number is not None:
             with unobserved():
-                found.append((key, torch.tensor(float(value), dtype=torch.float64)))
+                found.append((str(key), torch.tensor(float(number), dtype=torch.float64)))
         else:
             found += tensors_in(value, str(key))
     return found

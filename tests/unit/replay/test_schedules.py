@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import math
+from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -65,6 +68,46 @@ def test_settings_may_be_numbers_of_a_class_of_their_own() -> None:
     scheduler.called = Words("mine")
     assert closed_form(settings(scheduler, 5), 0, {}) == pytest.approx((0.1 + 0.02) / 2)
     assert settings(scheduler, 5).words["called"] == "mine"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        math.inf, math.nan, 10**400, None, abs, object(), [math.nan], [None], [[1]], Counter({"a": 1}),
+        Counter({3: 10**9}), Counter({3: 2**70}), np.arange(3), torch.ones(1), 1j, b"x", {1: 2},
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_written_down_are_left_out(odd: object) -> None:
+    scheduler = scheduler_of(lambda o: L.CosineAnnealingLR(o, 10, 0.02))
+    before = settings(scheduler, 5)
+    scheduler.odd = odd
+    assert settings(scheduler, 5) == before
+
+
+def test_settings_that_json_has_another_form_for_are_written_down() -> None:
+    class Mode(str, enum.Enum):  # noqa: UP042  # as programs write it that are older than StrEnum
+        WARM = "warm"
+
+    scheduler = scheduler_of(lambda o: L.MultiStepLR(o, [np.int64(2), 2, np.int32(5)], Fraction(1, 4)))
+    scheduler.mode, scheduler.large, scheduler.word = Mode.WARM, 2**70, "a\ud800"
+    found = settings(scheduler, 4)
+    assert found.lists["milestones"] == [2.0, 2.0, 5.0]
+    assert found.numbers["gamma"] == 0.25
+    assert found.numbers["large"] == 2.0**70
+    assert found.words == {"mode": "warm", "word": r"a\ud800"}
+    assert closed_form(found, 0, {}) == 0.1 / 16
+
+
+def test_more_settings_than_are_wanted_are_not_gone_through() -> None:
+    scheduler = scheduler_of(lambda o: L.CosineAnnealingLR(o, 10, 0.02))
+    scheduler.table = [0.5] * 2001
+    assert settings_of_scheduler(scheduler, 0) is None
+
+
+def test_settings_of_a_trace_that_has_null_for_infinity_are_read() -> None:
+    found = Settings.of("ReduceLROnPlateau", 0, '{"optimizer":1,"best":null,"list":[1,null],"factor":0.5}')
+    assert found.numbers == {"optimizer": 1.0, "factor": 0.5}
+    assert found.lists == {}
 
 
 def test_half_a_cosine_down_the_rate_is_in_the_middle() -> None:

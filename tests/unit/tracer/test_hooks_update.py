@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -342,3 +344,57 @@ def test_what_changes_between_microbatches_ends_no_window_where_there_is_an_opti
             optimizer.step()
     assert values(sink, "local_grad", "weight", "grad", microbatch=None) == [5.0, 5.0]
     assert "clipped_grad" not in sink.absences
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+def test_settings_may_be_of_any_class() -> None:
+    class Key(str):
+        pass
+
+    odd: dict[Any, Any] = {
+        "lr": np.float32(0.5), "array": np.array(0.25), "decimal": Decimal("0.1"),
+        "parts": (np.int64(3), None, "x"), Key("key"): 1.0, 7: 2.0, "huge": 10**400, "function": abs,
+        "none": None, "complex": torch.tensor(1j),
+        "history": [0.5] * 65, "bfloat16": torch.tensor(0.5, dtype=torch.bfloat16),
+        "meta": torch.tensor(0.5, device="meta"), "sparse": torch.ones(1).to_sparse(),
+        "nested": torch.nested.nested_tensor([torch.ones(1)]),
+    }  # fmt: skip
+    with recording() as sink:
+        model = line()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer.param_groups[0].update(odd)
+        for _ in range(2):
+            model(torch.tensor([[1.0]])).sum().backward()
+            optimizer.step()
+            optimizer.state[model.weight] = {"count": np.int64(4), 5: 10**400, 6: 6.0, "meta": odd["meta"]}
+    group = sink.find("schedule", "optimizer.0.group.0", step=0)
+    own = {kept.boundary.slot: kept.value.item() for kept in group}
+    usual = {"momentum", "dampening", "weight_decay", "nesterov", "maximize"}
+    assert {slot: value for slot, value in own.items() if slot not in usual} == {
+        "lr": 0.5, "array": 0.25, "decimal": 0.1, "parts.0": 3.0, "key": 1.0, "7": 2.0, "bfloat16": 0.5,
+    }  # fmt: skip
+    assert {kept.value.dtype for kept in group} == {torch.float64}
+    assert set(sink.dropped) == {"a tensor without memory of its own", "not a strided tensor"}
+    assert values(sink, "optimizer_state", "weight", "count") == [4.0]
+    assert {kept.boundary.slot for kept in sink.find("optimizer_state")} == {"count", "6"}
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+def test_a_nested_tensor_is_dropped_and_said_to_be() -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            ragged = torch.nested.nested_tensor([x[:2], x[:1]])
+            return torch.nested.to_padded_tensor(self.inner(ragged), 0.0)
+
+    with recording() as sink:
+        model = Ragged()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    assert set(sink.dropped) == {"not a strided tensor"}
+    assert sink.names("activation") == ["(root)"]
+    assert len(sink.find("clipped_grad")) == 2
