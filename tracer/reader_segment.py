@@ -186,7 +186,7 @@ def _raw_blocks(segment: SegmentFile, offset: int, head: bytes, out: Bytes) -> b
 
 
 def stored_contents_at(segment: SegmentFile, blob: Blob) -> list[int] | None:
-    """Return what the frames of a blob hold by its lengths, if our writer stored it; None where it did not."""
+    """Return what the frames of a blob hold by its lengths, if our writer stored it, else None."""
     if blob.offset + blob.length > segment.size:
         return None
     return stored_contents(blob.raw_length, blob.length)
