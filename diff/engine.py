@@ -17,6 +17,7 @@ from tensortrace.diff.align import Alignment, align_steps
 from tensortrace.diff.catalog import EVIDENCE_KINDS, Catalog, Slot, StepView
 from tensortrace.diff.causality import Node
 from tensortrace.diff.compare import EPS
+from tensortrace.diff.examined import Examined, Nearest
 from tensortrace.diff.excuses import excused
 from tensortrace.diff.execute import Execution
 from tensortrace.diff.expect.ledger import Ledger
@@ -76,12 +77,13 @@ class CompareOptions(Struct, frozen=True):
 
 def compare(
     a: Path, b: Path, *, options: CompareOptions | None = None, progress: Progress | None = None,
-    executor: Executor | None = None,
+    executor: Executor | None = None, look: Callable[[Examined], None] | None = None,
 ) -> Result:  # fmt: skip
     """Compare two traces and name the first divergent boundary and its cause.
 
     ``options.jobs`` beyond the first read ahead on threads, or on a given ``executor`` of this process; what
-    comes out is the same for any number.
+    comes out is the same for any number. ``look`` is called with the finished comparison while the traces are
+    still open.
 
     Raises a TraceError where a trace cannot be read or the request makes no sense.
     """
@@ -95,6 +97,9 @@ def compare(
         floors, of_floors = _floors(trace_a, options)
         judge = Judge(exact=options.policy == "exact", floors=floors)
         execution = Execution(judge, ledger=Ledger(rules))
+        nearest = Nearest()
+        if look is not None:
+            execution.watch = nearest.keep
         if options.jobs > 1:
             execution.workers = options.jobs - 1
             execution.executor = executor or stack.enter_context(ThreadPoolExecutor(execution.workers))
@@ -120,7 +125,7 @@ def compare(
                 remedy="list the names with `trace show`",
             )  # fmt: skip
         notes += _idle(options, {node.slot.name for node in execution.errors})
-        return state_result(
+        result = state_result(
             execution,
             left,
             right,
@@ -130,6 +135,9 @@ def compare(
             notes,
             options.allow_missing,
         )
+        if look is not None:
+            look(Examined(result, execution, left, right, tuple(alignment.steps), alignment.offset, nearest))
+        return result
 
 
 def torn(trace: Trace) -> list[str]:

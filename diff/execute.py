@@ -42,7 +42,8 @@ class Execution:
     """The state of a diff while steps are executed one after another.
 
     ``apart`` are divergent boundaries that are compared but not told, and come from none that is told.
-    ``unrecorded`` tells whether what a boundary was computed from was not recorded.
+    ``unrecorded`` tells whether what a boundary was computed from was not recorded. ``equal`` are those whose
+    bits are. ``watch`` is given every comparison that was judged by its values.
     """
 
     judge: Judge = field(default_factory=Judge)
@@ -50,6 +51,7 @@ class Execution:
     not_comparable: list[tuple[Node, str]] = field(default_factory=list)
     compared: dict[str, int] = field(default_factory=dict)
     bitwise_equal: int = 0
+    equal: list[Node] = field(default_factory=list)
     judged: list[tuple[Node, Judgement]] = field(default_factory=list)
     gaps: list[tuple[Node, OneSided]] = field(default_factory=list)
     states: dict[Slot, Node] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class Execution:
     apart: dict[Node, None] = field(default_factory=dict)
     unrecorded: Callable[[Outcome], bool] = lambda _: False
     progress: Callable[[int, int], None] = lambda done, boundaries: None
+    watch: Callable[[Node, Comparison, StepPair, Judgement], None] = lambda *_: None
     executor: Executor | None = None
     workers: int = 0
     ahead: Ahead = field(default_factory=lambda: Ahead(None, 0, ()))
@@ -105,7 +108,9 @@ class Execution:
 
     def _execute_apart(self, node: Node, entry: Comparison | OneSided, pair: StepPair, eps: float) -> None:
         """Compare a boundary for what is computed from it, and tell nothing of it."""
-        told: tuple[list[Any], ...] = (self.outcomes, self.judged, self.not_comparable, self.gaps)
+        told: tuple[list[Any], ...] = (
+            self.outcomes, self.judged, self.not_comparable, self.gaps, self.equal,
+        )  # fmt: skip
         lengths = [len(found) for found in told]
         compared, equal = dict(self.compared), self.bitwise_equal
         self._execute(node, entry, pair, eps)
@@ -213,6 +218,8 @@ class Execution:
     def _count(self, node: Node, *, equal: bool) -> None:
         self.compared[node.slot.kind] = self.compared.get(node.slot.kind, 0) + 1
         self.bitwise_equal += equal
+        if equal:
+            self.equal.append(node)
 
     def _compare(
         self, node: Node, entry: Comparison, loaded: Assembled | Streamed, pair: StepPair, run_eps: float,
@@ -244,6 +251,7 @@ class Execution:
         if judgement.ratio > 1 and origin == "unknown" and node.slot.kind == Kind.LOCAL_GRAD and eps:
             judgement = self.judge.in_order(node, entry, loaded.a.shape, measured, judgement, eps, pair)
         self.judged.append((node, judgement))
+        self.watch(node, entry, pair, judgement)
         if judgement.ratio <= 1:
             return
         error = self.errors[node]
