@@ -16,6 +16,7 @@ from tensortrace.tracer.errors import TraceError
 COMMANDS: dict[str, str] = {
     "record": "Record every boundary of a training run.",
     "diff": "Compare two traces and name the first boundary where they part.",
+    "report": "Write an HTML report of a comparison, or of one trace.",
     "replay": "Hold every boundary of one trace against what its own inputs give.",
     "validate": "Hold a feature's commit against its base, with the base's noise as the floor.",
     "layout": "Find where the ranks of a run hold parts of whole tensors, or check a layout.",
@@ -26,7 +27,7 @@ COMMANDS: dict[str, str] = {
 }
 """Every subcommand with its one line of help; its code is ``command`` in the module of that name."""
 
-COMPUTING = ("diff", "replay", "layout", "show", "check")
+COMPUTING = ("diff", "report", "replay", "layout", "show", "check")
 """Those that compute in this process alone; `record` starts one that must have its own settings."""
 
 TROUBLE = 2

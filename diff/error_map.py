@@ -186,7 +186,7 @@ def _parts(
     loaded: Assembled | Streamed, items_a: Sequence[Item], items_b: Sequence[Item], matrix: _Matrix
 ) -> tuple[str, tuple[Part, ...]]:
     """Return which rank holds what, of b, else of a; nothing where all hold all of it."""
-    if isinstance(loaded, Assembled) and loaded.owners and matrix.split:
+    if isinstance(loaded, Assembled) and loaded.owners:
         found = _of_rows(loaded, matrix)
         if len(found) > 1:
             return "b", found
@@ -199,18 +199,20 @@ def _parts(
 
 
 def _of_rows(loaded: Assembled, matrix: _Matrix) -> tuple[Part, ...]:
-    """Return runs of rows that one rank's pass gave."""
-    per = matrix.rows // loaded.shape[0]
+    """Return runs of rows that one rank's pass gave; of a vector they are columns."""
+    per = max(matrix.rows // loaded.shape[0], 1)
     keys = [(row.part.rank, row.part.number) for row in loaded.owners]
     several = len({number for _, number in keys}) > 1
     ends = np.cumsum((0, *loaded.lengths)) * per
     starts = [n for n, key in enumerate(keys) if n == 0 or key != keys[n - 1]]
     if len(starts) > MOST_PARTS or len({rank for rank, _ in keys}) < 2:
         return ()
-    return tuple(
-        Part(_named(keys[n], several), (int(ends[n]), int(ends[m])), (0, matrix.columns))
-        for n, m in pairwise([*starts, len(keys)])
-    )
+    runs = [
+        (_named(keys[n], several), (int(ends[n]), int(ends[m]))) for n, m in pairwise([*starts, len(keys)])
+    ]
+    if not matrix.split:
+        return tuple(Part(label, (0, 1), run) for label, run in runs)
+    return tuple(Part(label, run, (0, matrix.columns)) for label, run in runs)
 
 
 def _named(key: tuple[int, int], several: bool) -> str:

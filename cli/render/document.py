@@ -1,4 +1,4 @@
-"""Where a JSON result goes: a file that is not overwritten unasked, or stdout alone."""
+"""Where a result in a file goes: one that is not overwritten unasked, or stdout alone."""
 
 from __future__ import annotations
 
@@ -44,6 +44,15 @@ def write_document(record: Document, path: str) -> None:
         raise BadRequest(
             "a path that is not UTF-8 cannot stand in JSON", found=ascii(error.object)
         ) from error
+    _deliver(document, path)
+
+
+def write_text(text: str, path: str) -> None:
+    """Write a text as UTF-8, as ``write_document`` does; what cannot be encoded becomes ``?``."""
+    _deliver(text.encode("utf-8", "replace"), path)
+
+
+def _deliver(document: bytes, path: str) -> None:
     if path == STDOUT:
         click.echo(document)
         return

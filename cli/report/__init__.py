@@ -1,0 +1,69 @@
+"""``trace report``: one HTML file about a comparison, or about one trace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from tensortrace.cli.machine import cores
+from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document, write_text
+from tensortrace.cli.render.progress import Progress
+from tensortrace.cli.render.safe import safe
+from tensortrace.cli.render.say import say
+from tensortrace.tracer.selection import parse_kinds
+
+TRACE = click.Path(path_type=Path)
+
+
+@click.command("report")
+@click.argument("a", type=TRACE)
+@click.argument("b", type=TRACE, required=False)
+@click.option("-o", "--output", required=True, metavar="FILE", help="Write this HTML file; - for stdout.")
+@click.option("--floor", multiple=True, type=TRACE, metavar="A2", help="Another run of a's code; repeatable.")
+@click.option("--exact", is_flag=True, help="Demand bitwise equality.")
+@click.option("--kinds", default="", metavar="K,…", help="Compare only these kinds.")
+@click.option("--include", multiple=True, metavar="GLOB", help="Compare only these names; repeatable.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave these names out; repeatable.")
+@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that one may lack; repeatable.")
+@click.option("--align", metavar="b:N=a:M", help="Compare step N of b with step M of a, and so on.")
+@click.option("--expect", multiple=True, metavar="RULE|FILE", help="Differences that are meant; repeatable.")
+@click.option("--layout-a", type=TRACE, metavar="FILE", help="Layout file of a (docs/layouts.md).")
+@click.option("--layout", "--layout-b", "layout_b", type=TRACE, metavar="FILE", help="Layout file of b.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads; by default all cores it may use.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the comparison's result as JSON, too.")
+@click.option("--force", is_flag=True, help="Replace files that exist.")
+def command(
+    a: Path, b: Path | None, *, output: str, floor: tuple[Path, ...], exact: bool, kinds: str,
+    include: tuple[str, ...], exclude: tuple[str, ...], allow_missing: tuple[str, ...], align: str | None,
+    expect: tuple[str, ...], layout_a: Path | None, layout_b: Path | None, jobs: int | None,
+    json_path: str | None, force: bool,
+) -> None:  # fmt: skip
+    """Write a report of trace B against the reference A, or of A alone, that a browser opens without network.
+
+    Exit codes: 0 written, whatever the verdict; 2 trouble.
+    """
+    from tensortrace.cli.report import making
+    from tensortrace.diff.engine import CompareOptions
+
+    if exact and floor:
+        raise click.UsageError("--exact and --floor are two policies: give one of them")
+    compared = (floor, exact, kinds, include, exclude, allow_missing, align, expect, layout_b, json_path)
+    if b is None and any(compared):
+        raise click.UsageError("these options are of a comparison: give a second trace")
+    for path in (output, json_path):
+        refuse_existing(path, force=force)
+    options = CompareOptions(
+        policy="exact" if exact else "error-model", floor=floor, allow_missing=allow_missing,
+        kinds=parse_kinds(kinds) if kinds else (), include=include, exclude=exclude, align=align,
+        layout_a=layout_a, layout_b=layout_b, expect=expect, jobs=jobs or cores(),
+    )  # fmt: skip
+    with Progress(sys.stderr) as progress:
+        made = making.make(a, b, options, output, progress.tell if progress.shown else None)
+    write_text(made.html, output)
+    if made.result is not None and json_path is not None:
+        write_document(made.result, json_path)
+    if STDOUT not in (output, json_path):
+        say(f"{safe(output, limit=200)}: {safe(made.headline, limit=600)}")
+        say(f"next: open {safe(output, limit=200)} in a browser", err=True)

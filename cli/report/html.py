@@ -1,0 +1,123 @@
+"""Draws a page as one HTML file that loads nothing, runs only its own script, and shows any text as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from functools import cache
+from importlib import resources
+
+import msgspec
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from tensortrace.cli.render import words
+from tensortrace.cli.render.finding import SENTENCE
+from tensortrace.cli.render.numbers import counted, number, ranks
+from tensortrace.cli.render.safe import safe
+from tensortrace.cli.report.ladder import STATES
+from tensortrace.cli.report.page import Page
+from tensortrace.cli.report.tensors import Tensor, index
+from tensortrace.diff.error_map import SIZES
+from tensortrace.diff.result import Where
+
+NOT_FINITE = 9999
+"""Stands in a map for a block of which one run alone has finite numbers."""
+
+PARTS_PER_DECADE = 20
+
+
+def draw(page: Page) -> str:
+    """Return the file's text."""
+    style, script = _asset("report.css"), _asset("report.js")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    template = _environment().from_string(_asset("report.html.jinja"))
+    return template.render(
+        page=page, policy=policy, style=Markup(style), script=Markup(script), embedded=_embedded(page)  # noqa: S704
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _asset(name: str) -> str:
+    """Return one of our own files: neither holds what would end a script or style element."""
+    return resources.files("tensortrace.cli.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "text": _text, "num": number, "key": words.key, "moment": words.moment, "boundary": words.boundary,
+        "counted": counted, "ranks": ranks, "index": index, "claim": _claim, "link": _link,
+    }  # fmt: skip
+    environment.globals |= {"size_labels": _size_labels(), "ulp_labels": _ulp_labels()}
+    return environment
+
+
+def _text(text: str, limit: int = SENTENCE) -> str:
+    return safe(text, limit=limit)
+
+
+def _claim(text: str) -> str:
+    """Return a sentence as a headline: on one line, the first letter large."""
+    shown = safe(text, limit=SENTENCE)
+    return shown[:1].upper() + shown[1:]
+
+
+def _link(where: Where, page: Page) -> str:
+    """Return the address of a boundary's cell within the page; of the ladder where it has none."""
+    for row, rung in enumerate(page.ladder.rows):
+        if (rung.microbatch, rung.kind, rung.call) == (where.microbatch, where.kind, where.call) and (
+            rung.name == safe(where.name, limit=300) and rung.slot == safe(where.slot, limit=300)
+        ):
+            return f"#cell-{row}-{where.step}"
+    return "#ladder"
+
+
+def _size_labels() -> list[str]:
+    return [f"1e{decade}" for decade in SIZES]
+
+
+def _ulp_labels() -> list[str]:
+    return ["<1", *(f"2^{n}" for n in range(25))]
+
+
+def _embedded(page: Page) -> Markup:
+    """Return what the script reads, as JSON that no character of ends its element."""
+    document = {
+        "states": STATES,
+        "ladder": page.ladder,
+        "tensors": [_map(tensor, page) for tensor in page.tensors],
+    }
+    text = msgspec.json.encode(document).decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704: JSON without the characters that HTML gives a meaning
+
+
+def _map(tensor: Tensor, page: Page) -> dict[str, object]:
+    found = tensor.map
+    cell = _link(tensor.told.where, page)
+    if found is None:
+        return {"cell": cell}
+    return {
+        "cell": cell, "rows": found.rows, "columns": found.columns, "grid": found.grid,
+        "blocks": [_level(value) for value in found.blocks], "parts": found.parts,
+    }  # fmt: skip
+
+
+def _level(value: float) -> int | None:
+    """Return a block's error as twentieths of a decade; None where the runs are equal."""
+    if not math.isfinite(value):
+        return NOT_FINITE
+    return round(PARTS_PER_DECADE * math.log10(value)) if value > 0 else None
