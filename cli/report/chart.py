@@ -18,6 +18,10 @@ MOST_DOTS = 60
 """Points of a line up to which each is marked."""
 
 
+_FLAT = 2e-3
+"""Part of a value by which an axis goes beyond it at least: round-off is drawn as no difference."""
+
+
 class Line(NamedTuple):
     """Values to draw: (x, y, what it is called); ``style`` is a class of the style sheet.
 
@@ -148,7 +152,7 @@ def _log_axis(values: Iterable[float], *, floor: bool) -> _Axis:
 
 def _linear_axis(values: Sequence[float]) -> _Axis:
     low, high = min(values), max(values)
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    margin = max(0.05 * (high - low), _FLAT * max(abs(low), abs(high))) or 1.0
     return _Axis(low - margin, high + margin, HEIGHT - BOTTOM, TOP, log=False)
 
 

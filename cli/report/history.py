@@ -69,6 +69,17 @@ def _differ(x: float | None, y: float | None) -> bool:
     return not math.isclose(x, y, rel_tol=_CLOSE)
 
 
+def _note(numbers: Numbers) -> str:
+    """Say how far the runs are apart."""
+    if not numbers.differs:
+        return "the same in both"
+    pairs = [(x, y) for x, y in zip(numbers.a, numbers.b, strict=True) if x is not None and y is not None]
+    apart = [abs(y - x) / max(abs(x), abs(y)) for x, y in pairs if x != y]
+    if len(pairs) < len(numbers.a) and not apart:
+        return "not in all steps of both"
+    return f"apart by {number(float(f'{max(apart):.2g}'))} at most, relative" if apart else ""
+
+
 def _chart(numbers: Numbers, steps: Sequence[int], *, both: bool) -> Chart | None:
     def points(values: Sequence[float | None], run: str) -> list[tuple[float, float | None, str]]:
         return [(s, v, f"{run}, step {s}: {number(v)}") for s, v in zip(steps, values, strict=True)]
@@ -77,6 +88,6 @@ def _chart(numbers: Numbers, steps: Sequence[int], *, both: bool) -> Chart | Non
     if both:
         lines.append(Line("b", "b", points(numbers.b, "b")))
     ends = {steps[0], steps[-1], steps[len(steps) // 2]}
-    note = "" if not both else "differs" if numbers.differs else "the same in both"
+    note = _note(numbers) if both else ""
     title = numbers.name.removeprefix("schedule ")
     return chart(title, lines, note=note, x_ticks=[(s, str(s)) for s in sorted(ends)], x_title="step")

@@ -16,11 +16,11 @@ from tensortrace.cli.render import words
 from tensortrace.cli.render.finding import SENTENCE
 from tensortrace.cli.render.numbers import counted, number, ranks
 from tensortrace.cli.render.safe import safe
-from tensortrace.cli.report.ladder import STATES
+from tensortrace.cli.report.ladder import STATES, short
 from tensortrace.cli.report.page import Page
 from tensortrace.cli.report.tensors import Tensor, index
 from tensortrace.diff.error_map import SIZES
-from tensortrace.diff.result import Where
+from tensortrace.diff.result import Cause, Where
 
 NOT_FINITE = 9999
 """Stands in a map for a block of which one run alone has finite numbers."""
@@ -58,7 +58,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "text": _text, "num": number, "key": words.key, "moment": words.moment, "boundary": words.boundary,
-        "counted": counted, "ranks": ranks, "index": index, "claim": _claim, "link": _link,
+        "counted": counted, "short": short, "ranks": ranks, "index": index, "claim": _claim, "link": _link, "residuals": _residuals,
     }  # fmt: skip
     environment.globals |= {"size_labels": _size_labels(), "ulp_labels": _ulp_labels()}
     return environment
@@ -82,6 +82,19 @@ def _link(where: Where, page: Page) -> str:
         ):
             return f"#cell-{row}-{where.step}"
     return "#ladder"
+
+
+def _residuals(cause: Cause) -> tuple[float, float, float]:
+    """Return where the residuals before and after, and the floor, lie on a log scale 400 wide."""
+    values = (cause.residual_before, cause.residual_after, cause.floor)
+    logs = [math.log10(min(max(value, _LEAST), 1e3)) if value == value else 0.0 for value in values]
+    low, high = min(logs) - 1, max(*logs, 0.0) + 0.5
+    before, after, floor = (round(400 * (log - low) / (high - low), 1) for log in logs)
+    return before, after, floor
+
+
+_LEAST = 1e-14
+"""Residual that is drawn in place of smaller ones."""
 
 
 def _size_labels() -> list[str]:

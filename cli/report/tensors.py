@@ -66,15 +66,18 @@ def _picked(found: Examined) -> Iterator[tuple[Outcome, str]]:
     yield from ((outcome, "origin") for outcome in origins[: MOST // 2])
     if not origins:
         return
-    left = MOST - len(origins[: MOST // 2])
     told = set(map(id, origins))
-    others = [o for o in found.execution.outcomes if id(o) not in told and o.node.step == origins[0].node.step]
-    kinds: Counter[str] = Counter()
+    step = origins[0].node.step
+    others = [o for o in found.execution.outcomes if id(o) not in told and o.node.step == step and o.metrics]
+    places: Counter[str] = Counter()
+    ranked: list[tuple[int, float, Outcome]] = []
     for outcome in sorted(others, key=lambda o: -_ratio(o.judgement)):
-        if left and kinds[outcome.node.slot.kind] < OF_A_KIND and outcome.metrics is not None:
-            kinds[outcome.node.slot.kind] += 1
-            left -= 1
-            yield outcome, "declared" if outcome.role == "declared" else "receiver"
+        kind = outcome.node.slot.kind.value
+        ranked.append((places[kind], -_ratio(outcome.judgement), outcome))
+        places[kind] += 1
+    ranked = [one for one in ranked if one[0] < OF_A_KIND]  # the worst of each kind, then the second of each
+    for _, _, outcome in sorted(ranked, key=lambda r: r[:2])[: MOST - len(origins[: MOST // 2])]:
+        yield outcome, "declared" if outcome.role == "declared" else "receiver"
 
 
 def _ratio(judgement: Judgement | None) -> float:

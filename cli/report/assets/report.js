@@ -56,7 +56,7 @@
 
   // --- the heat map --------------------------------------------------------------------------------------
   const heat = $("heat");
-  const GUTTER = 46, HEAD = 18, BAND = 40;
+  const LABELS = 46, GUTTER = 2, HEAD = 18, BAND = 40; // pixels: step labels, left margin, above, below
   const kinds = [...new Set(ladder.rows.map((row) => row.kind))];
   const at = ladder.rows.map((row) => new Map(row.cells.map((cell) => [cell[0], cell])));
   const geometry = { width: 4, height: 24 };
@@ -91,7 +91,7 @@
   };
 
   const drawHeat = () => {
-    const room = $("scroll").clientWidth - GUTTER - 2;
+    const room = $("scroll").clientWidth - LABELS - GUTTER - 2;
     const [columns, rows] = [ladder.rows.length, ladder.steps.length];
     geometry.width = Math.min(Math.max(room / Math.max(columns, 1), 3), 26);
     geometry.height = rows > 40 ? 8 : rows > 14 ? 14 : 26;
@@ -108,20 +108,22 @@
       }
     drawLabels(pen);
     for (const [x, y] of origins) outline(pen, x, y, ramps().mark, 1.2);
-    if (ladder.first) drawFirst(pen, ...ladder.first);
     if (cursor) outline(pen, ...cursor, ink("--accent"), 3);
+    if (ladder.first) drawFirst(pen, ...ladder.first);
     Object.assign(heat.dataset, { width, height, left: GUTTER, top: HEAD });
   };
 
   const drawLabels = (pen) => {
     const { width, height } = geometry;
-    pen.font = "11px system-ui, sans-serif";
-    pen.fillStyle = ink("--muted");
-    pen.textAlign = "right";
-    pen.textBaseline = "middle";
+    const side = canvasOf($("gutter"), LABELS, HEAD + ladder.steps.length * height + BAND);
+    side.font = pen.font = "11px system-ui, sans-serif";
+    side.fillStyle = ink("--muted");
+    side.textAlign = "right";
+    side.textBaseline = pen.textBaseline = "middle";
     const every = Math.ceil(12 / height);
     ladder.steps.forEach((step, y) => {
-      if (y % every === 0) pen.fillText(y === 0 || step === "init" ? (step === "init" ? "init" : `step ${step}`) : step, GUTTER - 7, HEAD + (y + 0.5) * height);
+      const named = step !== "init" && (y === 0 || ladder.steps[y - 1] === "init");
+      if (named || y % every === 0) side.fillText(named ? `step ${step}` : step, LABELS - 7, HEAD + (y + 0.5) * height);
     });
     const bottom = HEAD + ladder.steps.length * height + 4;
     pen.textAlign = "left";
@@ -171,6 +173,7 @@
     const fits = middle + 12 + pen.measureText(text).width < GUTTER + ladder.rows.length * geometry.width;
     pen.textAlign = fits ? "left" : "right";
     pen.fillText(text, middle + (fits ? 9 : -9), 8);
+    pen.fillRect(middle - 0.5, 11, 1, HEAD - 11 + y * geometry.height);
     outline(pen, x, y, ink("--red"), 2.4);
   };
 
@@ -275,7 +278,7 @@
     title.append(element("span", nameOf(row), "mono"));
     const where = `${stepName(y)}${row.microbatch === null ? "" : `, microbatch ${row.microbatch}`}`;
     const state = cell ? (ladder.values ? ["finite", "holds NaN or Inf", "unknown"][cell[1]] : ROLES[states[cell[1]]]) : "not recorded in this step";
-    const said = element("p", `${where}: ${state}`, "muted");
+    const said = element("p", `${where} · ${state}`, "muted");
     said.id = "readout";
     panel.replaceChildren(title, said, facts(factsOf(cell)));
     if (card >= 0) {
@@ -290,8 +293,8 @@
     if (follow) keepInView(x);
   };
   const keepInView = (x) => {
-    const box = $("scroll"), left = GUTTER + x * geometry.width;
-    if (left < box.scrollLeft + GUTTER || left > box.scrollLeft + box.clientWidth - 20)
+    const box = $("scroll"), left = LABELS + GUTTER + x * geometry.width;
+    if (left < box.scrollLeft + LABELS + 4 || left > box.scrollLeft + box.clientWidth - 20)
       box.scrollLeft = left - box.clientWidth / 2;
   };
   const address = () => history.replaceState(null, "", `#${cellId(...cursor)}`);
@@ -372,6 +375,12 @@
 
   // --- links to cells ------------------------------------------------------------------------------------
   const follow = () => {
+    const card = /^#tensor-\d+$/.test(location.hash) && $(location.hash.slice(1));
+    if (card) {
+      card.open = true;
+      card.scrollIntoView();
+      return;
+    }
     const parts = /^#cell-(\d+)-(\w+)$/.exec(location.hash);
     if (!parts) return;
     const y = ladder.steps.findIndex((step) => String(step) === parts[2]);
@@ -382,7 +391,7 @@
   };
   addEventListener("hashchange", follow);
   document.addEventListener("click", (event) => { // the same address again is no change of it
-    const link = event.target.closest("a[href^='#cell-']");
+    const link = event.target.closest("a[href^='#cell-'], a[href^='#tensor-']");
     if (link && link.hash === location.hash) follow();
   });
 
@@ -456,6 +465,7 @@
     line.replaceChildren(short(most - SPAN), box, short(most));
   };
   const maps = [...document.querySelectorAll("canvas.error")];
+  for (const canvas of maps) canvas.closest("details").addEventListener("toggle", () => drawMap(canvas));
   for (const canvas of maps)
     canvas.addEventListener("pointermove", (event) => {
       const tensor = tensors[canvas.dataset.tensor], box = canvas.getBoundingClientRect();
