@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from msgspec import Struct
@@ -18,6 +18,7 @@ from tensortrace.diff.catalog import Item
 from tensortrace.diff.compare import flat_chunks
 from tensortrace.diff.logical import Merged
 from tensortrace.diff.stream import Streamed
+from tensortrace.tracer.geometry import Intervals, Region
 
 ROWS, COLUMNS = 40, 64
 """Most blocks of a grid; a smaller tensor has a block for each element."""
@@ -26,7 +27,7 @@ MOST_PARTS = 64
 """Parts of ranks beyond which no borders are drawn."""
 
 SIZES = tuple(range(-12, 3))
-"""Decades of |a−b| over the root mean square of a: what is smaller counts in the first, larger in the last."""
+"""Decades of |a−b| over the root mean square of a: what is smaller or larger counts in the first or last."""
 
 ULPS = 26
 """Classes of differences in units of the last place: below 1, then from 2^n on."""
@@ -41,7 +42,7 @@ class Part(Struct, frozen=True):
 
 
 class ErrorMap(Struct, frozen=True, kw_only=True):
-    """A tensor of ``shape`` seen as a matrix of ``rows`` × ``columns``: its first ``split`` dimensions are rows.
+    """A tensor of ``shape`` as a matrix of ``rows`` × ``columns``: its first ``split`` dimensions are rows.
 
     ``blocks`` are the root mean square of the difference in each block of the grid, row by row, over the root
     mean square of the whole of a; infinite where one run alone is not finite. ``zero`` counts equal elements,
@@ -71,7 +72,7 @@ class _Matrix(NamedTuple):
 def error_map(
     loaded: Assembled | Streamed, items_a: Sequence[Item], items_b: Sequence[Item], eps: float
 ) -> ErrorMap | None:
-    """Return where both sides differ; None for a single number. ``eps`` is the spacing of the coarser dtype."""
+    """Return where both sides differ, None for one number; ``eps`` is the spacing of the coarser dtype."""
     shape = loaded.shape
     if math.prod(shape) < 2:
         return None
@@ -186,15 +187,13 @@ def _parts(
     loaded: Assembled | Streamed, items_a: Sequence[Item], items_b: Sequence[Item], matrix: _Matrix
 ) -> tuple[str, tuple[Part, ...]]:
     """Return which rank holds what, of b, else of a; nothing where all hold all of it."""
-    if isinstance(loaded, Assembled) and loaded.owners:
-        found = _of_rows(loaded, matrix)
-        if len(found) > 1:
-            return "b", found
+    by_row = isinstance(loaded, Assembled) and bool(loaded.owners)
     for side, items in (("b", items_b), ("a", items_a)):
-        source = items[0].source if items else None
-        found = _of_shards(source, loaded.shape, matrix) if isinstance(source, Merged) else ()
+        found = _of_shards(items, loaded.shape, matrix, by_row=by_row)
         if len(found) > 1:
             return side, found
+        if by_row and side == "b" and len(rows := _of_rows(cast(Assembled, loaded), matrix)) > 1:
+            return side, rows
     return "", ()
 
 
@@ -219,23 +218,43 @@ def _named(key: tuple[int, int], several: bool) -> str:
     return f"rank {key[0]}, microbatch {key[1]}" if several else f"rank {key[0]}"
 
 
-def _of_shards(source: Merged, shape: tuple[int, ...], matrix: _Matrix) -> tuple[Part, ...]:
-    """Return the boxes that ranks hold, ranks of equal ones together; nothing where they are no boxes."""
+def _of_shards(
+    items: Sequence[Item], shape: tuple[int, ...], matrix: _Matrix, *, by_row: bool
+) -> tuple[Part, ...]:
+    """Return the boxes that ranks hold, ranks of equal ones together; nothing where they are no boxes.
+
+    ``by_row``: the first dimension is what the ranks' first ones were put together to, row by row.
+    """
     held: dict[tuple[tuple[int, int], tuple[int, int]], list[int]] = {}
-    for part in source.parts:
-        if part.partial or part.region.global_shape != shape:
-            return ()
-        box = _box(part.region.dims, shape, matrix, flat=part.region.flat)
-        if box is None:
-            return ()
-        held.setdefault(box, []).append(part.rank)
+    for item in items:
+        for part in item.source.parts if isinstance(item.source, Merged) else ():
+            dims = _dims(part.region, shape, by_row=by_row)
+            box = None if dims is None or part.partial else _box(dims, shape, matrix, flat=part.region.flat)
+            if box is None:
+                return ()
+            held.setdefault(box, []).append(part.rank)
     if len(held) > MOST_PARTS:
         return ()
-    return tuple(Part("rank " + ", ".join(map(str, ranks)), *box) for box, ranks in held.items())
+    return tuple(Part("rank " + ", ".join(map(str, ranks)), *box) for box, ranks in sorted(held.items()))
+
+
+def _dims(region: Region, shape: tuple[int, ...], *, by_row: bool) -> Sequence[Intervals] | None:
+    """Return a region's intervals along the dimensions of what is compared; None where these are others."""
+    if region.global_shape == shape:
+        return region.dims
+    last = len(shape) - 1
+    first = len(region.dims) - last
+    if not by_row or region.flat or first < 1 or region.global_shape[first:] != shape[1:]:
+        return None
+    if any(
+        found != ((0, size),) for found, size in zip(region.dims[:first], region.global_shape, strict=False)
+    ):
+        return None  # ranks share the rows, too
+    return ((0, shape[0]),), *region.dims[first:]
 
 
 def _box(
-    dims: Sequence[Sequence[tuple[int, int]]], shape: tuple[int, ...], matrix: _Matrix, *, flat: bool
+    dims: Sequence[Intervals], shape: tuple[int, ...], matrix: _Matrix, *, flat: bool
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Return a region's rows and columns of the matrix; None where it is no one box of it."""
     if any(len(intervals) != 1 for intervals in dims):

@@ -14,7 +14,7 @@ from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.result import Judgement, Result
 
 NEAREST = 6
-"""Comparisons that are kept of those that agree: each holds its step's boundaries, though not their values."""
+"""Comparisons that are kept of those that agree: each holds its step's boundaries, not their values."""
 
 
 class Near(NamedTuple):

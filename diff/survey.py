@@ -14,7 +14,7 @@ State = Literal["equal", "within", "receiver", "origin", "declared", "missing"]
 
 
 class Surveyed(NamedTuple):
-    """One boundary: ``judgement`` is there where values were judged, ``reason`` where they were not compared."""
+    """One boundary: there is a ``judgement`` where values were judged, a ``reason`` where not compared."""
 
     node: Node
     state: State

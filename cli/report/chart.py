@@ -159,12 +159,11 @@ def _linear_axis(values: Sequence[float]) -> _Axis:
 def _ticks(axis: _Axis) -> tuple[Tick, ...]:
     if axis.log:
         span = int(axis.high - axis.low)
-        step = max(1, -(-span // 5))
-        exponents = range(int(math.ceil(axis.low)), int(axis.high) + 1, step)
+        exponents = range(math.ceil(axis.low), int(axis.high) + 1, max(1, -(-span // 5)))
         return tuple(Tick(axis.at(10.0**e), f"1e{e}") for e in exponents)
     step = _round_step((axis.high - axis.low) / 4)
     first = math.ceil(axis.low / step)
-    values = [n * step for n in range(first, int(math.floor(axis.high / step)) + 1)]
+    values = [n * step for n in range(first, math.floor(axis.high / step) + 1)]
     return tuple(Tick(axis.at(value), number(float(f"{value:.6g}"))) for value in values)
 
 

@@ -37,8 +37,17 @@ def draw(page: Page) -> str:
     )
     template = _environment().from_string(_asset("report.html.jinja"))
     return template.render(
-        page=page, policy=policy, style=Markup(style), script=Markup(script), embedded=_embedded(page)  # noqa: S704
+        page=page,
+        policy=policy,
+        style=_markup(style),
+        script=_markup(script),
+        embedded=_embedded(page),
     )
+
+
+def _markup(text: str) -> Markup:
+    """Return text that is not escaped: our own, or JSON without the characters that HTML gives a meaning."""
+    return Markup(text)  # noqa: S704
 
 
 def _hash(text: str) -> str:
@@ -58,7 +67,8 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "text": _text, "num": number, "key": words.key, "moment": words.moment, "boundary": words.boundary,
-        "counted": counted, "short": short, "ranks": ranks, "index": index, "claim": _claim, "link": _link, "residuals": _residuals,
+        "counted": counted, "short": short, "ranks": ranks, "index": index, "claim": _claim, "link": _link,
+        "residuals": _residuals,
     }  # fmt: skip
     environment.globals |= {"size_labels": _size_labels(), "ulp_labels": _ulp_labels()}
     return environment
@@ -115,7 +125,7 @@ def _embedded(page: Page) -> Markup:
     text = msgspec.json.encode(document).decode()
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # noqa: S704: JSON without the characters that HTML gives a meaning
+    return _markup(text)
 
 
 def _map(tensor: Tensor, page: Page) -> dict[str, object]:

@@ -15,8 +15,8 @@ from tensortrace.diff.survey import State, Surveyed, survey
 from tensortrace.diff.verdict import where
 from tensortrace.tracer.types import INIT_STEP
 
-CELLS = 40_000
-"""Most cells that a page holds; of more rungs the worst stay, in causal order."""
+ROWS, CELLS = 2_000, 40_000
+"""Most rungs and cells that a page holds: of more the worst rungs stay, in causal order."""
 
 STEPS = 200
 """Most steps that a page holds: those that diverge first, then the first ones."""
@@ -111,7 +111,7 @@ def build(
             if first is not None and starts is None and where(node) == first:
                 starts = rung_of(node), place[node.step]
     order = causal_order([node for node, _ in cells if node.step in place])
-    kept = _worst(order, of_rung, max(CELLS // max(len(steps), 1), 1), starts[0] if starts else None)
+    kept = _worst(order, of_rung, min(ROWS, CELLS // max(len(steps), 1)), starts[0] if starts else None)
     return Ladder(
         steps=tuple("init" if step == INIT_STEP else step for step in steps),
         rows=tuple(_row(rung, of_rung[rung]) for rung in kept),

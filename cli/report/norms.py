@@ -57,8 +57,8 @@ def _norms(catalog: Catalog) -> Iterator[tuple[Node, float | None, int]]:
                 for item in items:
                     number = None if item.part is None else item.part.number
                     held[Node(step, number, slot)].append(item)
-        for node, items in sorted(held.items(), key=lambda e: min(i.entry.event for i in e[1])):
-            yield node, *_of_items([item.entry.stats for item in items])
+        for node, found in sorted(held.items(), key=lambda e: min(i.entry.event for i in e[1])):
+            yield node, *_of_items([item.entry.stats for item in found])
 
 
 def _of_items(found: list[Stats | None]) -> tuple[float | None, int]:

@@ -98,7 +98,7 @@ def _said(result: Result) -> tuple[str, str]:
     place = words.moment(first.where)
     if result.causes:
         return place, result.causes[0].text
-    return place, result.operation.text if result.operation else first.text
+    return place, result.operation.text if result.operation else f"the {words.boundary(first.where)} diverges"
 
 
 def _weights(found: Examined) -> Weights | None:

@@ -11,6 +11,8 @@ from tensortrace.cli.render.numbers import counted, moment, ranks, size
 from tensortrace.cli.render.safe import safe
 
 LONG = 600
+NONE = "-"
+"""Stands for what is not known, or not there."""
 
 
 class Setting(NamedTuple):
@@ -32,7 +34,7 @@ def settings(a: Contents, b: Contents | None) -> list[Setting]:
     left = dict(_of(a))
     right = dict(_of(b)) if b else None
     names = list(dict.fromkeys([*left, *(right or {})]))
-    found = [Setting(*name, left.get(name, "–"), right.get(name, "–") if right else None) for name in names]
+    found = [Setting(*name, left.get(name, NONE), right.get(name, NONE) if right else None) for name in names]
     groups = list(dict.fromkeys(setting.group for setting in found))
     return sorted(found, key=lambda s: (groups.index(s.group), not s.differs))
 
@@ -44,17 +46,17 @@ def _of(contents: Contents) -> Iterator[tuple[tuple[str, str], str]]:
     yield ("run", "ranks"), str(len(contents.ranks))
     devices = sorted({rank.device for rank in contents.ranks if rank.device})
     hosts = sorted({rank.host for rank in contents.ranks if rank.host})
-    yield ("run", "devices"), safe(", ".join(devices), limit=LONG) or "–"
-    yield ("run", "hosts"), safe(", ".join(hosts), limit=LONG) or "–"
+    yield ("run", "devices"), safe(", ".join(devices), limit=LONG) or NONE
+    yield ("run", "hosts"), safe(", ".join(hosts), limit=LONG) or NONE
     yield ("run", "steps recorded"), str(len(contents.steps))
     yield ("run", "microbatches a step"), str(contents.microbatches)
     yield ("run", "recorded"), f"{counted(contents.total.boundaries, 'tensor')}, {_stored(contents)}"
     if run:
         yield ("run", "started"), moment(run.started_at)
-        yield ("run", "took"), "–" if run.seconds is None else f"{run.seconds:.1f} s"
-        yield ("run", "exit code"), "–" if run.exit_code is None else str(run.exit_code)
+        yield ("run", "took"), NONE if run.seconds is None else f"{run.seconds:.1f} s"
+        yield ("run", "exit code"), NONE if run.exit_code is None else str(run.exit_code)
     dirty = " and uncommitted changes" if environment.dirty else ""
-    yield ("code", "commit"), safe((environment.commit or "–") + dirty)
+    yield ("code", "commit"), safe((environment.commit or NONE) + dirty)
     for group, found in (
         ("versions", environment.versions), ("flags", environment.flags),
         ("variables", environment.variables),

@@ -1,4 +1,4 @@
-"""The tensors that differ most, each with where its error lies; read again after the verdict, one at a time."""
+"""The tensors that differ most, each with where its error lies: read again after the verdict, one by one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def worst_tensors(found: Examined) -> list[Tensor]:
 
 
 def _picked(found: Examined) -> Iterator[tuple[Outcome, str]]:
-    """Yield origins, each boundary once, then what they lead to in the first one's step, a few of each kind."""
+    """Yield origins, each boundary once, then what they lead to in the first's step, a few of each kind."""
     of_where = {where(outcome.node): outcome for outcome in found.execution.outcomes}
     origins = [of_where[origin.where] for origin in found.result.origins if origin.where in of_where]
     origins = list({(o.node.microbatch, o.node.slot): o for o in reversed(origins)}.values())[::-1]

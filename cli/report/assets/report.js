@@ -63,7 +63,7 @@
   let cursor = null;
 
   const canvasOf = (canvas, width, height) => {
-    const sharp = Math.max(window.devicePixelRatio || 1, 1);
+    const sharp = Math.min(Math.max(window.devicePixelRatio || 1, 1), 16000 / width); // what browsers can hold
     canvas.width = Math.round(width * sharp);
     canvas.height = Math.round(height * sharp);
     canvas.style.width = `${width}px`;
@@ -108,9 +108,26 @@
       }
     drawLabels(pen);
     for (const [x, y] of origins) outline(pen, x, y, ramps().mark, 1.2);
+    base.width = heat.width;
+    base.height = heat.height;
+    base.getContext("2d").drawImage(heat, 0, 0);
+    drawMarks(pen);
+    Object.assign(heat.dataset, { width, height, left: GUTTER, top: HEAD });
+  };
+
+  const base = document.createElement("canvas"); // the map without what moves in it
+  const drawMarks = (pen) => {
     if (cursor) outline(pen, ...cursor, ink("--accent"), 3);
     if (ladder.first) drawFirst(pen, ...ladder.first);
-    Object.assign(heat.dataset, { width, height, left: GUTTER, top: HEAD });
+  };
+  const redrawMarks = () => {
+    const pen = heat.getContext("2d");
+    pen.save();
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, heat.width, heat.height);
+    pen.drawImage(base, 0, 0);
+    pen.restore();
+    drawMarks(pen);
   };
 
   const drawLabels = (pen) => {
@@ -289,7 +306,7 @@
       panel.append(line);
     }
     panel.dataset.cell = cellId(x, y);
-    drawHeat();
+    redrawMarks();
     if (follow) keepInView(x);
   };
   const keepInView = (x) => {
