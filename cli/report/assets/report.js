@@ -10,7 +10,13 @@
   const printing = matchMedia("print");
   const isDark = () =>
     !printing.matches && (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);
-  const ink = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const probe = document.createElement("i"); // resolves a colour of the style sheet for canvases
+  probe.hidden = true;
+  document.body.append(probe);
+  const ink = (name) => {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color;
+  };
 
   const RAMPS = {
     light: {
