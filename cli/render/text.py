@@ -181,7 +181,7 @@ def _group(group: Missing) -> str:
 
 def _context(page: Page, result: Result) -> None:
     policy = safe(result.policy, limit=SHORT)
-    page.line(("policy:", "bold"), f" {POLICIES.get(policy, policy)}{_power(result)}")
+    page.line(("policy:", "bold"), f" {POLICIES.get(policy, policy)}{power_words(result)}")
     for note in result.notes:
         page.line(("note:", "bold"), f" {safe(note, limit=SENTENCE)}")
     for name, side in (("a", result.a), ("b", result.b)):
@@ -191,7 +191,7 @@ def _context(page: Page, result: Result) -> None:
         page.more(len(side.problems) - ROWS)
 
 
-def _power(result: Result) -> str:
+def power_words(result: Result) -> str:
     """Return the smallest errors that would have been flagged: of the whole comparison, else of the first."""
     power, finding = result.power, result.first_divergent
     if power is None and finding and finding.judgement:

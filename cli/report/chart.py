@@ -161,7 +161,7 @@ def _ticks(axis: _Axis) -> tuple[Tick, ...]:
         span = int(axis.high - axis.low)
         exponents = range(math.ceil(axis.low), int(axis.high) + 1, max(1, -(-span // 5)))
         return tuple(Tick(axis.at(10.0**e), f"1e{e}") for e in exponents)
-    step = _round_step((axis.high - axis.low) / 4)
+    step = _round_step((axis.high - axis.low) / 5)
     first = math.ceil(axis.low / step)
     values = [n * step for n in range(first, math.floor(axis.high / step) + 1)]
     return tuple(Tick(axis.at(value), number(float(f"{value:.6g}"))) for value in values)

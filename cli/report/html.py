@@ -13,9 +13,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from tensortrace.cli.render import words
-from tensortrace.cli.render.finding import SENTENCE
+from tensortrace.cli.render.finding import POLICIES, SENTENCE
 from tensortrace.cli.render.numbers import counted, number, ranks
 from tensortrace.cli.render.safe import safe
+from tensortrace.cli.render.text import power_words
 from tensortrace.cli.report.ladder import STATES, short
 from tensortrace.cli.report.page import Page
 from tensortrace.cli.report.tensors import Tensor, index
@@ -68,9 +69,11 @@ def _environment() -> Environment:
     environment.filters |= {
         "text": _text, "num": number, "key": words.key, "moment": words.moment, "boundary": words.boundary,
         "counted": counted, "short": short, "ranks": ranks, "index": index, "claim": _claim, "link": _link,
-        "residuals": _residuals,
+        "residuals": _residuals, "power": power_words,
     }  # fmt: skip
-    environment.globals |= {"size_labels": _size_labels(), "ulp_labels": _ulp_labels()}
+    environment.globals |= {
+        "size_labels": _size_labels(), "ulp_labels": _ulp_labels(), "policies": POLICIES,
+    }  # fmt: skip
     return environment
 
 

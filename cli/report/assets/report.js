@@ -63,7 +63,7 @@
   // --- the heat map --------------------------------------------------------------------------------------
   const heat = $("heat");
   const LABELS = 46, GUTTER = 2, HEAD = 18, BAND = 40; // pixels: step labels, left margin, above, below
-  const kinds = [...new Set(ladder.rows.map((row) => row.kind))];
+  const PAPER = 670; // pixels between the margins of A4
   const at = ladder.rows.map((row) => new Map(row.cells.map((cell) => [cell[0], cell])));
   const geometry = { width: 4, height: 24 };
   let cursor = null;
@@ -97,20 +97,21 @@
   };
 
   const drawHeat = () => {
-    const room = $("scroll").clientWidth - LABELS - GUTTER - 2;
+    const room = (printing.matches ? PAPER : $("scroll").clientWidth) - LABELS - GUTTER - 2;
     const [columns, rows] = [ladder.rows.length, ladder.steps.length];
-    geometry.width = Math.min(Math.max(room / Math.max(columns, 1), 3), 26);
+    geometry.width = Math.min(Math.max(room / Math.max(columns, 1), printing.matches ? 0 : 3), 26);
     geometry.height = rows > 40 ? 8 : rows > 14 ? 14 : 26;
     const pen = canvasOf(heat, GUTTER + columns * geometry.width + 2, HEAD + rows * geometry.height + BAND);
     const { width, height } = geometry;
     const gap = width >= 6 ? 1 : 0;
     for (let x = 0; x < columns; x += 1)
       for (const [y, cell] of at[x]) {
-        const [left, top] = [GUTTER + x * width, HEAD + y * height];
+        // without a gap cells meet at whole pixels, so that no seam shows between fractions of them
+        const [left, right] = [x * width, (x + 1) * width - gap].map((value) => GUTTER + (gap ? value : Math.round(value)));
+        const top = HEAD + y * height;
         pen.fillStyle = colorOf(cell);
-        // without a gap cells overlap by a hair, so that no seam shows between fractions of pixels
-        pen.fillRect(left, top, width - gap + (gap ? 0 : 0.4), height - 1);
-        if (!ladder.values && states[cell[1]] === "missing") hatch(pen, left, top, width - gap, height - 1);
+        pen.fillRect(left, top, Math.max(right - left, 0.5), height - 1);
+        if (!ladder.values && states[cell[1]] === "missing") hatch(pen, left, top, right - left, height - 1);
       }
     drawLabels(pen);
     for (const [x, y] of origins) outline(pen, x, y, ramps().mark, 1.2);
@@ -329,8 +330,13 @@
   };
   heat.addEventListener("pointermove", (event) => {
     const found = under(event);
-    heat.title = found ? `${stepName(found[1])} ${nameOf(ladder.rows[found[0]])}` : "";
+    $("hover").textContent = found ? inShort(...found) : "";
   });
+  heat.addEventListener("pointerleave", () => { $("hover").textContent = ""; });
+  const inShort = (x, y) => {
+    const cell = at[x].get(y), ratio = cell && !ladder.values && cell.length > 3 ? `: ${figure(cell[2])} × allowed` : "";
+    return `${stepName(y)} ${nameOf(ladder.rows[x])}${ratio}`;
+  };
   heat.addEventListener("click", (event) => {
     const found = under(event);
     if (!found) return;
