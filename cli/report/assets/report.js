@@ -99,7 +99,7 @@
   const drawHeat = () => {
     const room = (printing.matches ? PAPER : $("scroll").clientWidth) - LABELS - GUTTER - 2;
     const [columns, rows] = [ladder.rows.length, ladder.steps.length];
-    geometry.width = Math.min(Math.max(room / Math.max(columns, 1), printing.matches ? 0 : 3), 26);
+    geometry.width = Math.min(Math.max(room / Math.max(columns, 1), printing.matches ? 0 : 2), 26);
     geometry.height = rows > 40 ? 8 : rows > 14 ? 14 : 26;
     const pen = canvasOf(heat, GUTTER + columns * geometry.width + 2, HEAD + rows * geometry.height + BAND);
     const { width, height } = geometry;
