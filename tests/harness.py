@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from tensortrace.cli.main import run as trace
 from tensortrace.diff.result import Result, Where
 
 ROOT = Path(__file__).parents[1]
@@ -104,10 +107,13 @@ class Diffed:
 
 
 def diff(a: Path, b: Path, *options: str) -> Diffed:
-    """Diff two traces; ``a`` is the reference."""
-    done = run([str(BIN / "trace"), "diff", str(a), str(b), "--json", "-", *options])
-    assert done.exit_code in {0, 1}, done.errors
-    return Diffed(done.exit_code, read_result(done.output))
+    """Diff two traces with the command line, in this process; ``a`` is the reference."""
+    output, errors = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors):
+        code = trace(["diff", str(a), str(b), "--json", "-", *options])
+    output.seek(0)
+    assert code in {0, 1}, errors.getvalue()
+    return Diffed(code, read_result(output.read()))
 
 
 def read_result(text: str) -> Result:
