@@ -1,9 +1,9 @@
 """Ordinary training programs, one for each way in which a recorder could disturb one.
 
-    python invisibility_zoo.py NAME FILE
+    python invisibility_zoo.py FOLDER NAME...
 
-Trains the program NAME for a few steps and writes SHA-256 digests of its losses, parameters, buffers,
-optimizer state and generators to FILE. No import of ours.
+Trains each program NAME for a few steps and writes SHA-256 digests of its losses, parameters, buffers,
+optimizer state and generators to FOLDER/NAME.json. No import of ours.
 """
 
 from __future__ import annotations
@@ -311,7 +311,13 @@ def digest(value: object) -> str:
 
 
 def main() -> None:
-    name, path = sys.argv[1:]
+    folder, *names = sys.argv[1:]
+    for name in names:
+        train(name, Path(folder) / f"{name}.json")
+
+
+def train(name: str, path: Path) -> None:
+    kept.clear()
     torch.manual_seed(0)
     random.seed(0)
     losses = torch.tensor(list(PROGRAMS[name]()), dtype=torch.float64)
@@ -319,7 +325,7 @@ def main() -> None:
     hashes["python_rng"] = hashlib.sha256(repr(random.getstate()).encode()).hexdigest()
     for number, thing in enumerate(kept):
         hashes[f"{number}.{type(thing).__name__}"] = digest(thing.state_dict())
-    Path(path).write_text(json.dumps(hashes | {"loss": losses.tolist()}, indent=2) + "\n")
+    path.write_text(json.dumps(hashes | {"loss": losses.tolist()}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
