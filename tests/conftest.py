@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,17 @@ RecordExample = Callable[..., Path]
 # Started in the background, a shell has interrupts ignored and programs inherit that: tests that interrupt
 # a program would then wait for ever. A handler here makes the programs we start begin with the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def only_what_tests_make() -> None:
+    """Take what is there before the first test of a file out of the collector's sight: torch, pytest's own.
+
+    A recording looks through all that the collector tracks for models that the program has made. Half a
+    million objects that no test has made would cost each of a thousand recordings half a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
