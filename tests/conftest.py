@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import hashlib
+import os
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,16 +38,29 @@ def only_what_tests_make() -> None:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> RecordExample:
     """Return a function that records the example once for each number of ranks and arguments.
 
-    ``recorded(2, "--accumulate", 2)`` returns the trace; a session that asks again gets the same.
+    ``recorded(2, "--accumulate", 2)`` returns the trace; a session that asks again gets the same, in
+    whichever of its processes (``-n 2``).
     """
-    folder = tmp_path_factory.mktemp("traces")
-    traces: dict[tuple[str, ...], Path] = {}
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "example"
+    folder.mkdir(exist_ok=True)
 
     def record(ranks: int, *arguments: object) -> Path:
-        key = (str(ranks), *map(str, arguments))
-        if key not in traces:
-            command = harness.on_ranks(ranks, harness.EXAMPLE, *arguments)
-            traces[key] = harness.record(folder / f"trace{len(traces)}", command)
-        return traces[key]
+        key = hashlib.sha256(repr((ranks, *map(str, arguments))).encode()).hexdigest()[:16]
+        trace, whole = folder / key, folder / f"{key}.whole"
+        with _held(folder / f"{key}.lock"):
+            if not whole.exists():
+                shutil.rmtree(trace, ignore_errors=True)  # another process of the session could not finish it
+                harness.record(trace, harness.on_ranks(ranks, harness.EXAMPLE, *arguments))
+                whole.touch()
+        return trace
 
     return record
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[None]:
+    """Let one process of the session at a time be in the body; the system lets go of it if that one dies."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

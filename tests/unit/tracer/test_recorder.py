@@ -212,6 +212,7 @@ def test_a_guest_process_never_records() -> None:
     assert (process.asked, process.opened) == ([], 0)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # where pytest itself has threads
 def test_a_forked_child_neither_writes_nor_closes() -> None:
     store = Memory()
     recorder = recorder_of(Process(store))
