@@ -27,6 +27,8 @@ class Metered:
 
     def __init__(self, store: Store, settings: Settings, *, on_drop: Callable[[str, int], None]) -> None:
         self._store = store
+        # asked once: to ask whether an object has a protocol's methods takes longer than to use one
+        self._remembering = store if isinstance(store, Remembering) else None
         self._root = settings.root
         self._max_bytes = settings.max_bytes
         self._min_free_bytes = 0 if settings.dry_run else settings.min_free_bytes
@@ -44,11 +46,11 @@ class Metered:
     @property
     def remembers(self) -> int:
         """For how many further boundaries the store behind this one knows a content."""
-        return self._store.remembers if isinstance(self._store, Remembering) else 0
+        return self._remembering.remembers if self._remembering is not None else 0
 
     def held(self, boundary: Boundary) -> str:
         """Name how the store behind this one holds a boundary."""
-        return self._store.held(boundary) if isinstance(self._store, Remembering) else ""
+        return self._remembering.held(boundary) if self._remembering is not None else ""
 
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
@@ -56,8 +58,8 @@ class Metered:
         """Store one boundary whose digest is known, or drop it where a limit has been reached."""
         if self._drops(boundary):
             return None
-        assert isinstance(self._store, Remembering)
-        return self._count(self._store.append_known(boundary, digest, payload, hurried=hurried))
+        assert self._remembering is not None
+        return self._count(self._remembering.append_known(boundary, digest, payload, hurried=hurried))
 
     def _drops(self, boundary: Boundary) -> bool:
         self.full = self.full or self._limit_reached()
