@@ -3,12 +3,14 @@
 A sketch of size K1 x K2 is Y[t1, t2] = Σ R[t1, leading indices] · C[t2, last index] · x over the elements of
 a tensor, with signs R and C of ±1 that depend on *global* indices alone. So what ranks hold in parts, and
 partial sums, add up to the sketch of the whole; and the mean of (Y_a - Y_b)² estimates ‖a - b‖². The signs
-are specified in ``docs/format.md``. All sums are float64.
+are specified in ``docs/format.md``. Of tensors in float32 and below, up to 64 neighbours are summed in
+float32: products of matrices in that precision take half the time. All else is summed in float64.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -35,18 +37,44 @@ FOLD = 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
-_PRODUCT, _ACROSS, _READ = 1 << 18, 1024, 1 << 20
-"""Multiplications of one product, columns of it, and elements that one read gives.
+_PRODUCT, _READ = 1 << 18, 1 << 18
+"""Multiplications of one product, and elements that one read gives: few enough for the cache."""
 
-BLAS computes a product of so many multiplications on the calling thread: beyond, it starts threads of its
-own, whose time would be the training's.
+_SUMMED = 64
+"""Elements of a row that are summed in float32: their sum is off by 2^-24 of their norm or so."""
+
+_DOWN = _PRODUCT // (_SUMMED * MOST)
+"""Rows of one product of so many columns.
+
+BLAS computes a product of _PRODUCT multiplications on the calling thread: beyond, it starts threads of its own,
+whose time would be the training's.
 """
 
-_HELD = 4096
+_RUNS = 16
+"""Sums of so many elements that are added in float32."""
+
+_HELD = 1 << 17
 """Signs of so many indices are held between tensors."""
 
 _SHORT = 256
 """Intervals shorter than this on average are taken element by element."""
+
+
+class _Space(threading.local):
+    """Memory of a thread for the products of one read: fresh memory would cost as much as the products."""
+
+    def __init__(self) -> None:
+        self.found = np.empty(_READ, "f8")
+        self._products = np.empty(_READ // _SUMMED * MOST, "f4")
+
+    def of(self, dtype: np.dtype[np.floating], shape: tuple[int, ...]) -> NDArray[np.floating] | None:
+        """Return memory for an array, None where there is none."""
+        size = math.prod(shape)
+        fits = dtype == self._products.dtype and size <= self._products.size
+        return self._products[:size].reshape(shape) if fits else None
+
+
+_space = _Space()
 
 
 class Side(NamedTuple):
@@ -117,29 +145,30 @@ class Grid:
         total = np.zeros(self.size)
         most = _PRODUCT // math.prod(self.size)
         for block in blocks:
-            for piece in _pieces(block, most):
+            for piece in _pieces(block, _READ // MOST):
                 rows, width = piece.last - piece.first, piece.right - piece.left
                 values = read(piece.position, piece.position + rows * width).reshape(rows, width)
-                over = self._row_signs(slice(piece.first, piece.last))
-                total += over.T @ self._contracted(values, piece.left)
+                found = self._contracted(values, piece.left)
+                for top in range(0, rows, most):
+                    some = found[top : top + most]
+                    over = self._row_signs(slice(piece.first + top, piece.first + top + len(some)))
+                    total += over.T @ some
         return total
 
     def _contracted(self, values: NDArray[np.generic], left: int) -> Numbers:
-        """Return ``values @ C``, the columns being those from ``left`` on, in products for one thread."""
+        """Return ``values @ C``, the columns being those from ``left`` on, in memory that the next call uses."""
         rows, width = values.shape
-        across = min(width, _ACROSS)
-        down = _PRODUCT // (across * self.size[1])
-        found, wide = np.empty((rows, self.size[1])), np.empty((min(down, rows), across))
-        for start in range(0, width, across):
-            columns = self._column_signs(slice(left + start, left + min(start + across, width)))
-            for top in range(0, rows, down):
-                part = values[top : top + down, start : start + across]
-                space = wide[: part.shape[0], : part.shape[1]]
-                np.copyto(space, part)
-                if start:
-                    found[top : top + down] += space @ columns
-                else:
-                    np.matmul(space, columns, out=found[top : top + down])
+        columns = self._column_signs(slice(left, left + width))
+        found, cut = _space.found[: rows * self.size[1]].reshape(rows, -1), rows - rows % _DOWN
+        if values.dtype.kind != "f" or values.itemsize > columns.itemsize:
+            for top in range(0, rows, _DOWN):
+                wide = values[top : top + _DOWN].astype("f8")
+                found[top : top + _DOWN] = _product(wide, columns.astype("f8"))
+            return found
+        values = values.astype(columns.dtype, copy=False)
+        for part in (slice(0, cut), slice(cut, rows)):
+            if part.start < part.stop:
+                found[part] = _product(values[part], columns)
         return found
 
     def _scattered(self, read: Read, indices: NDArray[np.intp]) -> Numbers:
@@ -154,20 +183,22 @@ class Grid:
     def _row_signs(self, at: slice | NDArray[np.intp]) -> Numbers:
         """Return R's signs, [indices, K1], of flattened leading indices; 0 for padding."""
         if self._rows <= _HELD:
-            return self._signs_held[0][at]
+            return self._signs_held[0][at].astype("f8")
         return self._make_rows(np.arange(at.start, at.stop) if isinstance(at, slice) else at)
 
-    def _column_signs(self, at: slice | NDArray[np.intp]) -> Numbers:
-        """Return C's signs, [indices, K2], of indices along the last dimension; 0 for padding."""
+    def _column_signs(self, at: slice | NDArray[np.intp]) -> NDArray[np.float32]:
+        """Return C's signs, [indices, K2] in float32, of indices along the last dimension; 0 for padding."""
         if self._width <= _HELD:
-            return self._signs_held[1][at]
+            return self._signs_held[1][at].astype("f4")
         return self._make_columns(np.arange(at.start, at.stop) if isinstance(at, slice) else at)
 
     @cached_property
-    def _signs_held(self) -> tuple[Numbers, Numbers]:
+    def _signs_held(self) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
         """What is held of rows and columns: all, or none of too many."""
-        rows = self._make_rows(np.arange(self._rows if self._rows <= _HELD else 0))
-        return rows, self._make_columns(np.arange(self._width if self._width <= _HELD else 0))
+        return (
+            _gathered(self._make_rows, self._rows if self._rows <= _HELD else 0, self.size[0]),
+            _gathered(self._make_columns, self._width if self._width <= _HELD else 0, self.size[1]),
+        )
 
     def _make_rows(self, indices: NDArray[np.intp]) -> Numbers:
         bits, real = np.zeros(len(indices), np.uint64), np.ones(len(indices), bool)
@@ -178,9 +209,9 @@ class Grid:
             real &= inside
         return _signs(bits, self.size[0], shift=0) * real[:, None]
 
-    def _make_columns(self, indices: NDArray[np.intp]) -> Numbers:
+    def _make_columns(self, indices: NDArray[np.intp]) -> NDArray[np.float32]:
         bits, real = _words_at(self._sides[-1], indices)
-        return _signs(bits, self.size[1], shift=_SHIFT) * real[:, None]
+        return (_signs(bits, self.size[1], shift=_SHIFT) * real[:, None]).astype("f4")
 
 
 def sketch_product(read: Read, sides: Sequence[Side], size: tuple[int, int] = SIZE) -> Numbers:
@@ -214,6 +245,33 @@ def _signs(bits: Words, count: int, *, shift: int) -> Numbers:
     """Return the signs of shape [indices, count], from the bits ``shift`` and up."""
     taken = (bits[:, None] >> np.arange(shift, shift + count, dtype=np.uint64)) & np.uint64(1)
     return 1.0 - 2.0 * taken.astype("f8")
+
+
+def _gathered(make: Callable[[NDArray[np.intp]], NDArray[np.floating]], total: int, count: int) -> NDArray[np.int8]:
+    found = np.empty((total, count), "i1")
+    for start in range(0, total, _READ // MOST):
+        stop = min(start + _READ // MOST, total)
+        found[start:stop] = make(np.arange(start, stop))
+    return found
+
+
+def _product(values: NDArray[np.floating], columns: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return ``values @ columns``, ``_DOWN`` rows at a time, or all of fewer."""
+    rows, width = values.shape
+    down, count = min(rows, _DOWN), columns.shape[1]
+    whole = width - width % _SUMMED
+    rest: NDArray[np.floating] | float = 0.0
+    if whole < width:
+        last = values[:, whole:].reshape(-1, down, width - whole)
+        rest = np.matmul(last, columns[whole:]).reshape(rows, count)
+        if not whole:
+            return rest
+    runs = whole // _SUMMED
+    pieces = values[:, :whole].reshape(rows // down, down, runs, _SUMMED).transpose(0, 2, 1, 3)
+    shape = (rows // down, runs, down, count)
+    each = np.matmul(pieces, columns[:whole].reshape(runs, _SUMMED, count), out=_space.of(values.dtype, shape))
+    dtype = values.dtype if runs <= _RUNS else np.float64
+    return np.add.reduce(each, axis=1, dtype=dtype).reshape(rows, count) + rest
 
 
 def _words_at(side: Side, indices: NDArray[np.intp]) -> tuple[Words, NDArray[np.bool_]]:

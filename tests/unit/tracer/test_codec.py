@@ -218,12 +218,32 @@ def test_statistics_leave_out_what_is_not_finite() -> None:
     assert (found.minimum, found.maximum, found.mean, found.l2) == (-4.0, 3.0, -0.5, 5.0)
 
 
-def test_statistics_are_accumulated_in_float64() -> None:
-    array = np.full(1 << 20, 0.1, "<f4")
-    found = statistics("float32", array.view(np.uint8))
-    exact = float(np.float32(0.1))
+@pytest.mark.parametrize(("dtype", "size"), [("float64", 1 << 20), ("float32", 4096)])
+def test_statistics_are_accumulated_in_float64(dtype: str, size: int) -> None:
+    array = np.full(size, 0.1, dtype)
+    found = statistics(dtype, array.view(np.uint8))
+    exact = float(array[0])
     assert found.mean == pytest.approx(exact, rel=1e-13)
-    assert found.l2 == pytest.approx(exact * 1024, rel=1e-13)
+    assert found.l2 == pytest.approx(exact * math.sqrt(size), rel=1e-13)
+
+
+@pytest.mark.parametrize("size", [4097, 131072, 300_001])
+@pytest.mark.parametrize("scale", [1.0, 1e-25, 1e-42, 1e25, 3e38])
+def test_statistics_of_many_are_as_near_as_the_format_page_says(size: int, scale: float) -> None:
+    array = (np.random.default_rng(0).standard_normal(size).clip(-1, 1) * scale).astype("<f4")
+    array[:: size // 3] = 0.0
+    found, wide = statistics("float32", array.view(np.uint8)), array.astype("f8")
+    assert (found.finite, found.minimum, found.maximum) == (size, wide.min(), wide.max())
+    assert found.mean == pytest.approx(wide.mean(), abs=2.0**-18 * np.abs(wide).mean())
+    assert found.l2 == pytest.approx(scale * float(np.linalg.norm(wide / scale)), rel=2.0**-15)
+
+
+def test_statistics_of_many_leave_out_what_is_not_finite() -> None:
+    array = np.ones(300_000, "<f4")
+    array[:3] = math.nan, math.inf, -2.0
+    found = statistics("float32", array.view(np.uint8))
+    assert (found.finite, found.nan, found.inf, found.minimum) == (299_998, 1, 1, -2.0)
+    assert found.l2 == pytest.approx(math.sqrt(299_997 + 4.0), rel=2.0**-15)
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])

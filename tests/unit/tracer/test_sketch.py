@@ -102,7 +102,8 @@ def test_intervals_of_the_flattened_tensor_add_up_to_it(
         total += sketch.sketch_flat(
             lambda a, b, part=part: part[a:b], sketch.whole_sides(shape), [(start, stop)]
         )
-    np.testing.assert_allclose(total, of(values), rtol=0, atol=1e-10)
+    bound = 1e-10 if dtype == "float64" else 2.0**-22 * float(np.linalg.norm(values.astype("f8")))
+    assert math.sqrt(np.mean((total - of(values.astype("f8"))) ** 2)) <= bound
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 700])
@@ -128,7 +129,22 @@ def test_what_is_not_finite_counts_as_zero_and_padding_not_at_all() -> None:
         ],
     )
     values[1, 2, 3] = 0
-    np.testing.assert_allclose(found, of(values), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found, of(values.astype("f8")), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(300, 256), (5, 3000), (70, 130), (100003,), (9000, 3)])
+@pytest.mark.parametrize("kind", ["normal", "positive", "alike"])
+def test_sums_in_float32_are_as_near_as_the_format_page_says(shape: tuple[int, ...], kind: str) -> None:
+    values = np.random.default_rng(0).standard_normal(shape).astype("f4")
+    values = {"normal": values, "positive": np.abs(values), "alike": np.full(shape, 0.1, "f4")}[kind]
+    exact, norm = of(values.astype("f8")), float(np.linalg.norm(values.astype("f8")))
+    assert math.sqrt(np.mean((of(values) - exact) ** 2)) < 2.0**-22 * norm
+
+
+def test_numbers_whose_sums_float32_cannot_hold_are_summed_in_float64() -> None:
+    values = np.full((4, 128), 3e38, "f4")
+    found, expected = of(values), of(values.astype("f8"))
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e26)
 
 
 def test_a_wide_row_is_taken_in_pieces() -> None:
