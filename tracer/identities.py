@@ -15,7 +15,8 @@ from tensortrace.tracer.types import Boundary, Kind
 _PASSES = 1024
 """Passes of a step that are remembered; a step has rarely more than a few microbatches."""
 
-_WITH_ROWS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRAD})
+WITH_ROWS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRAD})
+"""Kinds whose tensors may follow the samples of their pass."""
 
 
 class Samples(NamedTuple):
@@ -80,7 +81,7 @@ class Identities:
     def follows(self, boundary: Boundary, shape: tuple[int, ...]) -> Follows | None:
         """Return the dimension of a tensor of this global shape that follows the samples, if any does."""
         samples = self.samples(boundary)
-        if samples is None or boundary.kind not in _WITH_ROWS or not shape:
+        if samples is None or boundary.kind not in WITH_ROWS or not shape:
             return None
         rows = len(samples.identities)
         if shape[0] == rows:

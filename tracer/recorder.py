@@ -182,7 +182,10 @@ class Recorder:
             known = self._meshes.get(name)
             assert known in (None, mesh), f"mesh {name} declared twice, differently"
             self._meshes[name] = mesh
+            meshes = dict(self._meshes)
         if known is None:
+            if self._stage is not None:
+                self._stage.know(meshes)
             self._save_manifest()
 
     def absent(self, kind: Kind, reason: str | None) -> None:
@@ -230,12 +233,12 @@ class Recorder:
         assert self._stage is not None
         if not tensor.is_cpu:
             self._device = tensor.device.type
-        if (queue := self._stage.known(tensor, boundary)) is not None:
+        if (queue := self._stage.bare(tensor, boundary)) is not None:
             return queue
         if (lease := self._stage.lend(tensor)) is None:
             self._refused(tensor)
             return None
-        return self._stage.put(tensor, lease)
+        return self._stage.put(tensor, lease, boundary)
 
     def _ready(self) -> bool:
         """Tell whether a boundary can be taken, opening the files for the first one."""
@@ -263,6 +266,7 @@ class Recorder:
             self.fail("opening the trace", error)
             return
         self._stage = self._start_stage(self._store)
+        self._stage.know(dict(self._meshes))
         self._surroundings.opened()
 
     def _open_store(self) -> RankStore:

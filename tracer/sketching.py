@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,13 +11,13 @@ import xxhash
 
 from tensortrace.tracer.codec_dtypes import Bytes, dtype_of, values
 from tensortrace.tracer.geometry import LayoutError, Region, full_region, region
-from tensortrace.tracer.identities import Follows, Identities
+from tensortrace.tracer.identities import WITH_ROWS, Follows, Identities
 from tensortrace.tracer.sketch import Grid, Numbers, Read, Side, whole_sides, words
 from tensortrace.tracer.sketch_record import encode_numbers
 from tensortrace.tracer.types import Boundary, Kind, Mesh, Shard, Sketch
 
-_REMEMBERED, _GRIDS = 1 << 16, 24
-"""Sketches, and signs of places, that are remembered; signs may take 1 MiB each."""
+_REMEMBERED, _PLACES, _GRIDS = 1 << 16, 1 << 12, 24
+"""Sketches, places, and signs of places that are remembered; signs may take 2 MiB each."""
 
 
 class _Place(NamedTuple):
@@ -30,8 +30,17 @@ class _Place(NamedTuple):
     samples: int
 
 
+class Placed(NamedTuple):
+    """Where a boundary's tensor lies, as its sketch depends on it; ``name`` is one of equal places."""
+
+    name: str
+    part: Region
+    follows: Follows | None
+    place: _Place
+
+
 class Sketcher:
-    """Sees every boundary of one rank in order; used by its writer thread.
+    """Sees every boundary of one rank in order; used by one thread at a time.
 
     Equal content at the same place has one sketch: it is made once, and later boundaries refer to it.
     """
@@ -40,7 +49,8 @@ class Sketcher:
         self._meshes: Mapping[str, Mesh] = {}
         self._identities = Identities()
         self._grids: dict[tuple[_Place, tuple[int, ...]], Grid] = {}
-        self._made: dict[tuple[str, _Place], int] = {}
+        self._made: dict[str, int] = {}
+        self._placed: dict[Hashable, Placed | None] = {}
         self._regions = lru_cache(maxsize=4096)(self._region)
 
     def know(self, meshes: Mapping[str, Mesh]) -> None:
@@ -48,6 +58,7 @@ class Sketcher:
         if meshes != self._meshes:
             self._meshes = meshes
             self._regions.cache_clear()
+            self._placed.clear()
 
     def forget(self) -> None:
         """Make the sketch of content that was seen before anew."""
@@ -68,35 +79,67 @@ class Sketcher:
 
         It has none where its shard makes no sense, and where sums of its elements are beyond float64.
         """
+        placed = self.place(boundary, size)
+        if placed is None:
+            return None
+        if (event := self.made(digest, placed.name)) is not None:
+            return event
+        found = self.make(boundary, data, placed)
+        if found is not None:
+            self.remember(digest, placed.name, boundary.event)
+        return found
+
+    def place(self, boundary: Boundary, size: tuple[int, int]) -> Placed | None:
+        """Return the place that a boundary's sketch depends on; None where its shard makes no sense."""
+        samples = self._identities.samples(boundary) if boundary.kind in WITH_ROWS else None
+        which = None if samples is None else (xxhash.xxh3_64_intdigest(samples.identities.data), samples.positions)
+        key = boundary.shard, boundary.local_shape, size, which
+        if key not in self._placed:
+            if len(self._placed) >= _PLACES:
+                self._placed.clear()
+            self._placed[key] = self._place(boundary, size)
+        return self._placed[key]
+
+    def make(self, boundary: Boundary, data: Bytes, placed: Placed) -> Sketch | None:
+        """Return the sketch of a content at its place; None where sums of its elements are beyond float64."""
+        numbers = self._numbers(boundary, data, placed)
+        if not np.isfinite(numbers).all():
+            return None
+        follows = placed.follows
+        dim, positions = (None, None) if follows is None else (follows.dim, follows.positions)
+        return encode_numbers(numbers, dtype=boundary.dtype, rows=dim, positions=positions)
+
+    def made(self, digest: str, name: str) -> int | None:
+        """Return the event of the boundary that has the sketch of a content at a place."""
+        key = digest + name
+        if (event := self._made.pop(key, None)) is not None:
+            self._made[key] = event  # now the latest
+        return event
+
+    def remember(self, digest: str, name: str, event: int) -> None:
+        """Take note of the boundary that has the sketch of a content at a place."""
+        if len(self._made) >= _REMEMBERED:
+            del self._made[next(iter(self._made))]  # the oldest
+        self._made[digest + name] = event
+
+    def _place(self, boundary: Boundary, size: tuple[int, int]) -> Placed | None:
         part = self._regions(boundary.shard, boundary.local_shape)
         if part is None:
             return None
         follows = None if part.flat else self._identities.follows(boundary, part.global_shape)
         place = _place(part, size, follows)
-        key = digest, place
-        if (event := self._made.get(key)) is not None:
-            return event
-        numbers = self._numbers(boundary, data, part, follows, place)
-        if not np.isfinite(numbers).all():
-            return None
-        if len(self._made) >= _REMEMBERED:
-            del self._made[next(iter(self._made))]  # the oldest
-        self._made[key] = boundary.event
-        dim, positions = (None, None) if follows is None else (follows.dim, follows.positions)
-        return encode_numbers(numbers, dtype=boundary.dtype, rows=dim, positions=positions)
+        return Placed(xxhash.xxh3_128_hexdigest(repr(place).encode()), part, follows, place)
 
-    def _numbers(
-        self, boundary: Boundary, data: Bytes, part: Region, follows: Follows | None, place: _Place
-    ) -> Numbers:
-        itemsize = dtype_of(boundary.dtype).itemsize
+    def _numbers(self, boundary: Boundary, data: Bytes, placed: Placed) -> Numbers:
+        itemsize, part, follows = dtype_of(boundary.dtype).itemsize, placed.part, placed.follows
 
         def read(start: int, stop: int) -> np.ndarray:
             return values(boundary.dtype, data[start * itemsize : stop * itemsize])
 
-        key = place, boundary.local_shape
+        key = placed.place, boundary.local_shape
         grid = self._grids.pop(key, None)
         if grid is None:
-            grid = Grid(_sides(part, boundary.local_shape, follows), place.size)
+            grid = Grid(_sides(part, boundary.local_shape, follows), placed.place.size)
             if len(self._grids) >= _GRIDS:
                 del self._grids[next(iter(self._grids))]
         self._grids[key] = grid  # now the latest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,10 +23,11 @@ from tensortrace.tracer.copies import (
     host_memory,
     is_plain,
 )
+from tensortrace.tracer.keeping import Summary
 from tensortrace.tracer.latest import Latest
 from tensortrace.tracer.room import Room
 from tensortrace.tracer.settings import Pressure
-from tensortrace.tracer.types import Boundary
+from tensortrace.tracer.types import Boundary, Mesh
 
 WAKE_BYTES = 4 << 20
 LINGER_S = 0.05
@@ -39,8 +40,8 @@ MOST_MET = 1 << 12
 MOST_PREFIXES = 1 << 12
 """Combinations of dtype and shape whose digests' beginnings are kept."""
 
-MOST_QUEUED = 1 << 15
-"""Boundaries that may wait, however small: a record of one takes a KiB beside its bytes."""
+MOST_QUEUED = 1 << 14
+"""Boundaries that may wait, however small: a record of one takes a KiB beside its bytes, with a sketch three."""
 
 HURRIED = 0.25
 """The share of the buffer in use from which on the store is asked to be quick rather than thorough.
@@ -79,10 +80,26 @@ class Remembering(Store, Protocol):
     def held(self, boundary: Boundary) -> str:
         """Name how a boundary is held, in full or not; may be called on any thread."""
 
+    def sums(self, boundary: Boundary) -> bool:
+        """Tell whether a summary may be kept of a boundary in place of its bytes; on any thread."""
+
+    def look(self, boundary: Boundary, data: NDArray[np.uint8]) -> None:
+        """Take note of bytes that are in host memory by now; on any thread, before those that follow."""
+
+    def summary(self, boundary: Boundary, data: NDArray[np.uint8]) -> Summary | None:
+        """Return what is kept in place of these bytes, None where they are; on any thread, after ``held``."""
+
+    def know(self, meshes: Mapping[str, Mesh]) -> None:
+        """Take note of the meshes that shards refer to, before a boundary does; on any thread."""
+
     def append_known(
-        self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
-    ) -> object:
-        """Store one boundary with this digest, whose bytes are ``payload`` or, without it, known."""
+        self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False,
+        held: str = "", summary: Summary | None = None,
+    ) -> object:  # fmt: skip
+        """Store one boundary with this digest: its bytes are ``payload``, or a summary is all that is kept.
+
+        Without either its content must be known, ``held`` alike.
+        """
 
 
 class Lease(NamedTuple):
@@ -113,20 +130,22 @@ class _Copied(NamedTuple):
     digest: str | None
 
 
-class _Repeated(NamedTuple):
-    """A boundary whose bytes the store knows."""
+class _Bare(NamedTuple):
+    """A boundary without its bytes: the store knows them, or they were summed up."""
 
     boundary: Boundary
     digest: str
+    held: str
+    summary: Summary | None = None
 
 
-_Job = _Copied | _Repeated | Callable[[], None]
+_Job = _Copied | _Bare | Callable[[], None]
 
 
 class Stage:
     """A queue of at most ``capacity`` bytes, with the thread that empties it into a store.
 
-    ``known``, ``lend``, ``put`` and ``run_in_order`` may be called from several training threads.
+    ``bare``, ``lend``, ``put`` and ``run_in_order`` may be called from several training threads.
     ``on_error`` and ``on_end`` are called on the writer thread: on the first failure of the store, and
     last of all. A tensor larger than the whole buffer is admitted alone, when the queue is empty.
 
@@ -185,11 +204,12 @@ class Stage:
                 self._freed.wait()
         return None
 
-    def put(self, tensor: torch.Tensor, lease: Lease) -> Callable[[Boundary], None]:
+    def put(self, tensor: torch.Tensor, lease: Lease, boundary: Boundary) -> Callable[[Boundary], None]:
         """Copy the tensor into its memory and return the function that queues its boundary.
 
         The two are apart because a boundary gets its event number, under the caller's lock, only once its
-        bytes are safe.
+        bytes are safe; ``boundary`` is that without a number. Where a summary is all that is kept, the memory
+        is free again.
         """
         wait = None
         try:
@@ -198,32 +218,65 @@ class Stage:
             else:
                 wait = copy_bytes(tensor, lease.memory)
             found = self._digest(tensor, lease.bytes.data) if wait is None and self._remembering else None
+            bare = None
+            if found is not None and self._remembering is not None:
+                self._remembering.look(boundary, lease.bytes)
+                if self._remembering.sums(boundary):
+                    bare = self._without_bytes(boundary, found, lease.bytes)
         except BaseException:
             self._give_back(lease)
             raise
+        if bare is not None:
+            self._give_back(lease)
+            return bare
         return lambda boundary: self._push_boundary(_Copied(boundary, lease, wait, found))
 
-    def known(self, tensor: torch.Tensor, boundary: Boundary) -> Callable[[Boundary], None] | None:
-        """Return the function that queues the boundary of a tensor whose content the store knows, else None.
+    def bare(self, tensor: torch.Tensor, boundary: Boundary) -> Callable[[Boundary], None] | None:
+        """Return the function that queues the boundary of a tensor which needs no copy, else None.
 
-        Only a tensor that was here before is looked at. Nothing is copied. ``boundary`` needs no number yet.
+        The store knows its content, or keeps a summary only, which is made here and now. Of what is kept in
+        full only a tensor that was here before is looked at. ``boundary`` needs no number yet.
         """
-        if self._remembering is None or not is_plain(tensor) or tensor.is_inference():
+        if self._remembering is None or not is_plain(tensor):
             return None
+        if not self._remembering.sums(boundary) and not self._was_here(tensor):
+            return None
+        view = bytes_of_plain(tensor)
+        digest = self._digest(tensor, view)
+        data = np.frombuffer(view, np.uint8) if len(view) else np.empty(0, np.uint8)
+        return self._without_bytes(boundary, digest, data)
+
+    def know(self, meshes: Mapping[str, Mesh]) -> None:
+        """Tell the store of the meshes that shards refer to."""
+        if self._remembering is not None:
+            self._remembering.know(meshes)
+
+    def _was_here(self, tensor: torch.Tensor) -> bool:
+        if tensor.is_inference():
+            return False
         seen, version = self._met.get(id(tensor)), tensor._version
-        if seen is None or seen[0]() is not tensor or seen[1] != version:
-            if len(self._met) >= MOST_MET:
-                self._met.clear()
-            self._met[id(tensor)] = weakref.ref(tensor), version
-            return None
-        digest = self._digest(tensor, bytes_of_plain(tensor))
-        key = digest + self._remembering.held(boundary)
+        if seen is not None and seen[0]() is tensor and seen[1] == version:
+            return True
+        if len(self._met) >= MOST_MET:
+            self._met.clear()
+        self._met[id(tensor)] = weakref.ref(tensor), version
+        return False
+
+    def _without_bytes(
+        self, boundary: Boundary, digest: str, data: NDArray[np.uint8]
+    ) -> Callable[[Boundary], None] | None:
+        """Return the function that queues a boundary without these bytes; None where they are needed."""
+        assert self._remembering is not None
+        held = self._remembering.held(boundary)
+        key = digest + held
         with self._lock:
             if self._closing or self._broken or len(self._queue) >= MOST_QUEUED:
                 return None
-            if not self._latest.holds(key):
-                return None
-        return lambda numbered: self._push_known(_Repeated(numbered, digest), key)
+            known = self._latest.holds(key)
+        summary = None
+        if not known and (summary := self._remembering.summary(boundary, data)) is None:
+            return None
+        return lambda numbered: self._push_bare(_Bare(numbered, digest, held, summary), key)
 
     def run_in_order(self, job: Callable[[], None]) -> None:
         """Call ``job`` on the writer thread, after all that is queued already."""
@@ -297,15 +350,16 @@ class Stage:
                 self._push(job, job.lease.bytes.size)
                 self._latest.add(None)
                 return
-            key = job.digest + self._remembering.held(job.boundary)
+            held = self._remembering.held(job.boundary)
+            key = job.digest + held
             if self._latest.holds(key):
                 self._give_back(job.lease)
-                self._push(_Repeated(job.boundary, job.digest))
+                self._push(_Bare(job.boundary, job.digest, held))
             else:
                 self._push(job, job.lease.bytes.size)
             self._latest.add(key)
 
-    def _push_known(self, job: _Repeated, key: str) -> None:
+    def _push_bare(self, job: _Bare, key: str) -> None:
         with self._lock:
             self._push(job)
             self._latest.add(key)
@@ -342,9 +396,11 @@ class Stage:
             return job
 
     def _do(self, job: _Job) -> None:
-        if isinstance(job, _Repeated):
+        if isinstance(job, _Bare):
             assert self._remembering is not None
-            self._remembering.append_known(job.boundary, job.digest, None)
+            self._remembering.append_known(
+                job.boundary, job.digest, None, held=job.held, summary=job.summary
+            )
             return
         if not isinstance(job, _Copied):
             job()

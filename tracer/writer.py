@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -15,9 +16,9 @@ from tensortrace.tracer.codec import Compress, Encoder
 from tensortrace.tracer.codec_dtypes import Bytes, size_bytes
 from tensortrace.tracer.codec_values import digest, statistics
 from tensortrace.tracer.errors import TraceError
-from tensortrace.tracer.keeping import Keeping
+from tensortrace.tracer.keeping import Keeping, Kept, Summary
 from tensortrace.tracer.manifest import encode_entry, replace_manifest
-from tensortrace.tracer.types import Blob, Boundary, Entry, Promise, RankManifest, Shard, Stats
+from tensortrace.tracer.types import Blob, Boundary, Entry, Mesh, Promise, RankManifest, Shard, Stats
 from tensortrace.tracer.writer_files import GrowingFile
 from tensortrace.tracer.writer_segment import SegmentWriter
 
@@ -29,6 +30,7 @@ REMEMBERED = 1 << 16
 
 _MAX_SHARDS = 1 << 16
 _IN_FULL = Promise()
+_NOTHING = np.empty(0, np.uint8)
 
 Payload = bytes | bytearray | memoryview | NDArray[np.uint8]
 
@@ -94,24 +96,40 @@ class RankWriter:
         """Name how a boundary is held: of a known content only what is held alike needs no bytes."""
         return self._keeping.held(boundary)
 
+    def sums(self, boundary: Boundary) -> bool:
+        """Tell whether a summary may be kept of a boundary in place of its bytes."""
+        return self._keeping.sums(boundary)
+
+    def look(self, boundary: Boundary, data: Bytes) -> None:
+        """Take note of the bytes of an input, before those of what follows come; on any thread."""
+        self._keeping.look(boundary, data)
+
+    def summary(self, boundary: Boundary, data: Bytes) -> Summary | None:
+        """Return what is kept in place of these bytes, None where they are; on any thread, after ``held``."""
+        return self._keeping.summary(boundary, data)
+
+    def know(self, meshes: Mapping[str, Mesh]) -> None:
+        """Take note of the meshes that shards refer to, before a boundary does; on any thread."""
+        self._keeping.know(meshes)
+
     def append_known(
-        self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
-    ) -> Entry:
-        """Store one boundary whose digest is known; without a payload also its content must be.
+        self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False,
+        held: str = "", summary: Summary | None = None,
+    ) -> Entry:  # fmt: skip
+        """Store one boundary whose digest is known; without payload or summary its content must be, as ``held``.
 
         Raises TraceError where it is not, and as ``append`` does.
         """
         if self._index.closed:
             raise TraceError(f"{self.folder}: appended to after it was closed")
-        if payload is None and digest not in self._seen:
-            raise TraceError(f"event {boundary.event}: its content is not known")
-        data = _flat_bytes(payload) if payload is not None else np.empty(0, np.uint8)
+        data = None
         if payload is not None:
+            data = _flat_bytes(payload)
             self._check_size(boundary, data)
         segment = self._segment_with_room(boundary)
         before = segment.size
         try:
-            entry = self._store(segment, boundary, digest, data, hurried)
+            entry = self._store(segment, boundary, digest, data, hurried, held, summary)
         except BaseException:
             segment.rollback(before)
             raise
@@ -124,14 +142,21 @@ class RankWriter:
             raise TraceError(f"{boundary.name}: {data.size} bytes", expected=f"{size}")
 
     def _store(
-        self, segment: SegmentWriter, boundary: Boundary, hexdigest: str, data: Bytes, hurried: bool
-    ) -> Entry:
+        self, segment: SegmentWriter, boundary: Boundary, hexdigest: str, data: Bytes | None, hurried: bool,
+        held: str, summary: Summary | None,
+    ) -> Entry:  # fmt: skip
         """Write the frames, then the record, then the index line; memory changes only afterwards."""
         event, stats = self._seen.get(hexdigest, (None, None))
-        kept = self._keeping.decide(boundary, data, hexdigest)
+        if data is not None:
+            kept = self._keeping.decide(boundary, data, hexdigest)
+        else:
+            stats = stats if summary is None else summary.stats
+            kept = self._known(boundary, hexdigest, held, summary, is_known=stats is not None)
         if stats is None:
-            stats = statistics(boundary.dtype, data)
-        blob = self._put(segment, boundary, data, hurried) if event is None and kept.in_full else None
+            stats = statistics(boundary.dtype, data if data is not None else _NOTHING)
+        blob = None
+        if event is None and kept.in_full:
+            blob = self._put(segment, boundary, data if data is not None else _NOTHING, hurried)
         fields = msgspec.structs.asdict(boundary)
         fields |= self._place(boundary.shard)
         entry = Entry(
@@ -140,6 +165,16 @@ class RankWriter:
         )  # fmt: skip
         self._commit(segment, entry)
         return entry
+
+    def _known(
+        self, boundary: Boundary, hexdigest: str, held: str, summary: Summary | None, *, is_known: bool
+    ) -> Kept:
+        try:
+            if not is_known:
+                raise KeyError(hexdigest)
+            return self._keeping.decide_known(boundary, hexdigest, held, summary)
+        except KeyError:
+            raise TraceError(f"event {boundary.event}: its content is not known") from None
 
     def rewrite(self, entry: Entry, payload: NDArray[np.uint8] | None) -> None:
         """Write an entry of another trace again, with its bytes if it holds any; in order, shards in place.

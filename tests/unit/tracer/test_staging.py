@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -11,10 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from tensortrace.tracer import staging
+from tensortrace.tracer.codec_values import statistics
 from tensortrace.tracer.copies import copy_bytes
+from tensortrace.tracer.keeping import Summary
 from tensortrace.tracer.settings import Pressure
 from tensortrace.tracer.staging import Stage
-from tensortrace.tracer.types import Boundary, Kind
+from tensortrace.tracer.types import Boundary, Kind, Mesh
 
 PATIENCE_S = 30
 
@@ -56,12 +58,12 @@ class Rig:
 
     def add(self, tensor: torch.Tensor, slot: str = "model") -> bool:
         given = boundary(self._event, tensor, slot)
-        queue = self.stage.known(tensor, given)
+        queue = self.stage.bare(tensor, given)
         if queue is None:
             lease = self.stage.lend(tensor)
             if lease is None:
                 return False
-            queue = self.stage.put(tensor, lease)
+            queue = self.stage.put(tensor, lease, given)
         queue(given)
         self._event += 1
         return True
@@ -197,15 +199,33 @@ class Memory(Gate):
 
     remembers = 8
 
+    def __init__(self, *, is_open: bool = True) -> None:
+        super().__init__(is_open=is_open)
+        self.summaries: list[float | None] = []
+
     def held(self, boundary: Boundary) -> str:
         return boundary.slot
 
+    def sums(self, boundary: Boundary) -> bool:
+        return boundary.slot == "summed"
+
+    def look(self, boundary: Boundary, data: NDArray[np.uint8]) -> None:
+        pass
+
+    def know(self, meshes: Mapping[str, Mesh]) -> None:
+        pass
+
+    def summary(self, boundary: Boundary, data: NDArray[np.uint8]) -> Summary | None:
+        return Summary(statistics("float32", data)) if self.sums(boundary) else None
+
     def append_known(
-        self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False
-    ) -> None:
+        self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False,
+        held: str = "", summary: Summary | None = None,
+    ) -> None:  # fmt: skip
         self.entered.set()
         assert self.opened.wait(PATIENCE_S)
         self.hurried.append(hurried)
+        self.summaries.append(None if summary is None else summary.stats.mean)
         self.got.append((boundary.event, None if payload is None else payload.tobytes()))
 
 
@@ -264,6 +284,24 @@ def test_a_content_that_the_store_may_have_forgotten_is_given_again() -> None:
         assert rig.add(torch.full((4,), float(number)))
     assert rig.stage.close()
     assert all(payload is not None for _, payload in store.got)
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.full((4, 4), 3.0), torch.full((4, 8), 3.0)[:, ::2]], ids=["plain", "strided"]
+)
+def test_what_is_summed_up_takes_no_room_and_is_the_value_at_the_time_of_the_call(
+    tensor: torch.Tensor,
+) -> None:
+    store = Memory(is_open=False)
+    rig = Rig(store, capacity=64, pressure="drop")
+    for factor in (1.0, 1.0, 2.0):
+        tensor.mul_(factor)
+        assert rig.add(tensor, "summed"), "of a content the room holds one"
+    tensor.zero_()
+    store.opened.set()
+    assert rig.stage.close()
+    assert store.got == [(0, None), (1, None), (2, None)]
+    assert store.summaries == [3.0, None, 6.0]
 
 
 def test_boundaries_that_wait_are_counted_however_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +369,7 @@ def test_training_that_waits_for_memory_gets_what_another_thread_turned_out_not_
     waiting.join(0.1)
     assert waiting.is_alive(), "64 bytes each, and room for three"
     assert leases[0] is not None
-    rig.stage.put(same, leases[0])(boundary(1, same))
+    rig.stage.put(same, leases[0], boundary(1, same))(boundary(1, same))
     waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
     store.opened.set()

@@ -304,7 +304,7 @@ def test_a_content_that_occurs_again_is_forgotten_later(tmp_path: Path) -> None:
     [
         (Promise(steps=((0, 3),)), True),
         (Promise(level="stats"), True),
-        (Promise(level="sketch"), False),
+        (Promise(level="sketch"), True),
         (Promise(dedup_replicas=True), False),
     ],
 )
