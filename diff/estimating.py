@@ -2,8 +2,10 @@
 
 The mean of the squares of a sketch's numbers estimates ‖x‖² without bias, that of the products ⟨x,y⟩. The
 numbers of one row (or column) of a sketch share signs, so that where a tensor is nearly of rank one there are
-fewer independent ones than numbers: the bar is that of means over rows and over columns, as for observations
-clustered in two ways (Cameron, Gelbach & Miller 2011).
+fewer independent ones than numbers. Two things tell how many: how much the means over rows and over columns
+scatter, as for observations clustered in two ways (Cameron, Gelbach & Miller 2011), and how near a sketch is
+to rank one itself. An estimate that came out low scatters little, so that the first alone would promise too
+much just then; the bar is the wider one.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ BARS = 2.5
 LEAST_SPREAD = math.sqrt(2.0)
 """Relative scatter of the square of one number of a sketch, where nothing in the tensor is alike."""
 
-ROUNDING = 2.0**-23
-"""Relative error by which sketches of equal tensors may differ: their numbers are kept in float32."""
+ROUNDING = 2.0**-22
+"""Relative error by which sketches of equal tensors may differ: their numbers are kept, and in part summed, in
+float32 (``docs/format.md``)."""
 
 STEP = 0.05
 """Relative error that the update of a parameter may have: its formula takes the elements' values.
@@ -61,6 +64,7 @@ def measure_estimates(x: Estimate, y: Estimate) -> Metrics:
     delta = y.numbers - x.numbers
     norm_a, norm_b = _norm(x), _norm(y)
     square, error = float(np.mean(delta * delta)), _standard_error(delta * delta)
+    error = max(error, square * _scatter_by_rank(delta))
     distance, floor = math.sqrt(square), ROUNDING * max(norm_a, norm_b)
     under, over = _interval(error / square) if square else (1.0, 1.0)
     least = max(distance * under - floor, 0.0)
@@ -139,6 +143,25 @@ def _interval(relative: float) -> tuple[float, float]:
     upper = (1 - ninth + BARS * math.sqrt(ninth)) ** 3
     lower = max(1 - ninth - BARS * math.sqrt(ninth), _LEAST) ** 3
     return min(1 / math.sqrt(upper), 1.0), 1 / math.sqrt(lower)
+
+
+def _scatter_by_rank(numbers: np.ndarray) -> float:
+    """Return the relative standard error of the mean of a sketch's squares, by how near it is to rank one.
+
+    With singular values σ of a matrix, p = Σσ⁴ / (Σσ²)², and signs taken as normal numbers, the relative
+    variance is 2/(K1 K2) + p (2/K1 + 2/K2 + 4/(K1 K2)). A sketch's own p is 1 where the tensor's is, and
+    (K1 + K2 + 1) / (K1 K2 + 2) where that vanishes; it does not depend on how large the estimate came out.
+    """
+    rows, columns = numbers.shape
+    gram = numbers @ numbers.T
+    total = float(np.trace(gram))
+    if not total:
+        return 0.0
+    least = (rows + columns + 1) / (numbers.size + 2)
+    own = float(np.sum((gram / total) ** 2))
+    share = min(max((own - least) / (1 - least), 0.0), 1.0) if least < 1 else 1.0
+    each = 2 / numbers.size
+    return math.sqrt(each + share * (2 / rows + 2 / columns + 2 * each))
 
 
 def _norm(x: Estimate) -> float:
