@@ -24,7 +24,7 @@ from tensortrace.diff.inherit import Known
 from tensortrace.diff.judging import Judge
 from tensortrace.diff.kinds import GRADIENTS, STATES
 from tensortrace.diff.levels import lacking, most_unseen, refuted, same_digests
-from tensortrace.diff.logical import Unplaceable
+from tensortrace.diff.logical import Unkept, Unplaceable
 from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.overflow import where_finite
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPlan, is_early, is_late
@@ -170,7 +170,10 @@ class Execution:
                 return
             else:
                 self.not_comparable.append((node, str(reason)))
-            self.known.note_unjudged(node)
+            if isinstance(reason, Unkept):
+                self.known.note_unstored(node, entry)
+            else:
+                self.known.note_unjudged(node)
 
     def _without_values(
         self, node: Node, entry: Comparison, pair: StepPair, run_eps: float, reason: str
@@ -181,7 +184,7 @@ class Execution:
             self.known.note_equal(node, entry)
             return
         self.not_comparable.append((node, reason))
-        self.known.note_unjudged(node)
+        self.known.note_unstored(node, entry)
         metrics, eps = refuted(entry), self.judge.eps(node, entry, run_eps)
         if metrics is None or not eps or self.judge.exact:
             return

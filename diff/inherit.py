@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tensortrace.diff.assemble import Assembled
+from tensortrace.diff.catalog import Item
 from tensortrace.diff.causality import Graph, Node
 from tensortrace.diff.compare import EPS, is_exact, measure_blocks, summed_error
 from tensortrace.diff.plan.comparison import Comparison
@@ -94,6 +95,19 @@ class Known:
         known = inherited(parents := self.of_parents(node))
         diverges = any(p.diverges for p in parents)
         self.errors[node] = Error(known.rel, known.peak, diverges=diverges, coherent=known.rel)
+
+    def note_unstored(self, node: Node, entry: Comparison) -> None:
+        """Note a boundary that cannot be judged because its values were not stored: statistics tell its size.
+
+        So what a gradient sums stays known, of which little may be left.
+        """
+        self.note_unjudged(node)
+        sizes = [_size(items) for items in (entry.items_a, entry.items_b)]
+        norm = min((size for size in sizes if size), default=0.0)
+        self.errors[node] = replace(self.errors[node], norm=norm)
+        whole = next((items[0] for items in (entry.items_a, entry.items_b) if len(items) == 1), None)
+        if whole is not None and norm:
+            self.note_shape(node, whole.entry.local_shape, norm, lookup=False)
 
     def note_shape(self, node: Node, shape: tuple[int, ...], norm: float, *, lookup: bool) -> None:
         """Note how large a boundary is; ids (``lookup``) select rows."""
@@ -189,6 +203,17 @@ class Known:
         longest = 1.0 if elementwise else max([1.0, *(self.row_norms.get(n, 0.0) for n in inputs)])
         norms = (self.errors[n].norm for n in gradients)
         return longest * math.sqrt(sum(norm * norm for norm in norms if math.isfinite(norm)))
+
+
+def _size(items: Sequence[Item]) -> float:
+    """Return the norm of a boundary by the statistics of its parts, 0 where one has none; no less than it is.
+
+    Copies count as often as there are.
+    """
+    known = [held.stats for item in items for _, held in item.members]
+    if any(stats is None or stats.l2 is None for stats in known):
+        return 0.0
+    return math.hypot(*(stats.l2 for stats in known if stats is not None and stats.l2 is not None))
 
 
 def of_estimate(measured: Measured) -> Error:
