@@ -30,8 +30,10 @@ LEAST_SPREAD = math.sqrt(2.0)
 """Relative scatter of the square of one number of a sketch, where nothing in the tensor is alike."""
 
 ROUNDING = 2.0**-22
-"""Relative error by which sketches of equal tensors may differ: their numbers are kept, and in part summed, in
-float32 (``docs/format.md``)."""
+"""Relative error by which sketches of equal tensors may differ.
+
+Their numbers are kept, and in part summed, in float32 (``docs/format.md``).
+"""
 
 STEP = 0.05
 """Relative error that the update of a parameter may have: its formula takes the elements' values.

@@ -160,17 +160,17 @@ class Execution:
         try:
             loaded = self.ahead.take(entry)
             self._compare(node, entry, where_finite(loaded) if overflowed else loaded, pair, eps, rule)
-        except (NotComparable, Unplaceable) as reason:
+        except (NotComparable, Unplaceable) as failed:
             if overflowed:
-                text = f"overflowed under the loss scale in a step that both runs skipped: {reason}"
+                text = f"overflowed under the loss scale in a step that both runs skipped: {failed}"
                 gap = OneSided("both", entry.slot, entry.microbatch, entry.items_b, text, counts=False)
                 self.gaps.append((node, gap))
             elif rule is not None and rule.any_difference:
-                self._tell_declared(node, entry, rule, pair, str(reason))
+                self._tell_declared(node, entry, rule, pair, str(failed))
                 return
             else:
-                self.not_comparable.append((node, str(reason)))
-            if isinstance(reason, Unkept):
+                self.not_comparable.append((node, str(failed)))
+            if isinstance(failed, Unkept):
                 self.known.note_unstored(node, entry)
             else:
                 self.known.note_unjudged(node)

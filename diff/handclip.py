@@ -156,7 +156,7 @@ def _agree(x: Item, y: Item) -> bool:
 
 
 def _blocks(x: Item, y: Item) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-    """Return both tensors in blocks; as wholes, which are no larger than a sketch, where one was not stored."""
+    """Return both tensors in blocks; as wholes where one was not stored, whose sketch is small."""
     if any(item.entry.sketch is not None for item in (x, y)):
         return [(x.read(), y.read())]
     return zip(one(x).blocks(), one(y).blocks(), strict=True)

@@ -98,7 +98,7 @@ class _Running:
             self.sum += float(np.add.reduce(wide))
             self.l2 = math.hypot(self.l2, _norm(wide))
 
-    def add_quickly(self, chunk: NDArray[np.float32]) -> bool:
+    def add_quickly(self, chunk: NDArray[np.generic]) -> bool:
         """Take in a chunk by sums in float32; False where these would not tell, or not exactly enough."""
         square = _squares_quickly(chunk)
         total = float(np.add.reduce(chunk))
@@ -156,7 +156,7 @@ def _norm(wide: NDArray[np.float64]) -> float:
     return top * math.sqrt(_squares(scaled))
 
 
-def _squares_quickly(chunk: NDArray[np.float32]) -> float:
+def _squares_quickly(chunk: NDArray[np.generic]) -> float:
     whole = chunk.size // _RUN * _RUN
     rest = chunk[whole:]
     rows = chunk[:whole].reshape(-1, _RUN)

@@ -49,8 +49,8 @@ class Keeping:
     """Sees every boundary of one rank in order, on its writer thread.
 
     ``held``, ``look`` and ``summary`` may be called on any thread, before a boundary has its number: they see
-    the boundaries, too, and know the samples by themselves. ``needs_bytes`` tells whether it may want the bytes
-    of a boundary whose content is known already, because it decides by what went before.
+    the boundaries, too, and know the samples by themselves. ``needs_bytes`` tells whether it may want the
+    bytes of a boundary whose content is known already, because it decides by what went before.
     """
 
     def __init__(self, promise: Promise) -> None:
@@ -120,7 +120,7 @@ class Keeping:
         return Summary(statistics(boundary.dtype, data), sketch)
 
     def decide_known(self, boundary: Boundary, digest: str, held: str, summary: Summary | None) -> Kept:
-        """Return what to keep of a boundary without its bytes; raise KeyError where its sketch isn't known."""
+        """Return what to keep of a boundary without its bytes; raise KeyError if its sketch isn't known."""
         if self._sketcher is not None:
             self._sketcher.see(boundary, _NOTHING)
         if summary is None and not held.startswith(_SKETCH):

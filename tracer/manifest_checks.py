@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import math
 import re
+from functools import lru_cache
 
 from tensortrace.tracer.codec_dtypes import DTYPES, size_bytes
 from tensortrace.tracer.types import (
@@ -51,10 +52,7 @@ def check_entry(entry: Entry) -> None:
     _number("step", entry.step, least=-1)
     _number("microbatch", entry.microbatch or 0)
     _number("call", entry.call)
-    _text("name", entry.name)
-    _text("slot", entry.slot)
-    _require(entry.dtype in DTYPES, "dtype", entry.dtype)
-    _shape("local_shape", entry.local_shape)
+    _check_named(entry.name, entry.slot, entry.dtype, entry.local_shape)
     _require(len(entry.digest) == 32 and _HEX.issuperset(entry.digest), "digest", entry.digest)
     for producer in entry.producers:
         _require(0 <= producer < entry.event, "producers", producer)
@@ -65,6 +63,15 @@ def check_entry(entry: Entry) -> None:
         check_shard(entry.shard)
     if entry.sketch is not None:
         _check_sketch(entry.sketch, entry)
+
+
+@lru_cache(maxsize=4096)
+def _check_named(name: str, slot: str, dtype: str, local_shape: tuple[int, ...]) -> None:
+    """Check what is the same in every step."""
+    _text("name", name)
+    _text("slot", slot)
+    _require(dtype in DTYPES, "dtype", dtype)
+    _shape("local_shape", local_shape)
 
 
 def _check_references(entry: Entry) -> None:

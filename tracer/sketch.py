@@ -46,8 +46,8 @@ _SUMMED = 64
 _DOWN = _PRODUCT // (_SUMMED * MOST)
 """Rows of one product of so many columns.
 
-BLAS computes a product of _PRODUCT multiplications on the calling thread: beyond, it starts threads of its own,
-whose time would be the training's.
+BLAS computes a product of _PRODUCT multiplications on the calling thread: beyond, it starts threads of its
+own, whose time would be the training's.
 """
 
 _RUNS = 16
@@ -156,7 +156,7 @@ class Grid:
         return total
 
     def _contracted(self, values: NDArray[np.generic], left: int) -> Numbers:
-        """Return ``values @ C``, the columns being those from ``left`` on, in memory that the next call uses."""
+        """Return ``values @ C``, the columns being those from ``left`` on; the next call uses its memory."""
         rows, width = values.shape
         columns = self._column_signs(slice(left, left + width))
         found, cut = _space.found[: rows * self.size[1]].reshape(rows, -1), rows - rows % _DOWN
@@ -165,10 +165,10 @@ class Grid:
                 wide = values[top : top + _DOWN].astype("f8")
                 found[top : top + _DOWN] = _product(wide, columns.astype("f8"))
             return found
-        values = values.astype(columns.dtype, copy=False)
+        narrow: NDArray[np.floating] = values.astype(columns.dtype, copy=False)
         for part in (slice(0, cut), slice(cut, rows)):
             if part.start < part.stop:
-                found[part] = _product(values[part], columns)
+                found[part] = _product(narrow[part], columns)
         return found
 
     def _scattered(self, read: Read, indices: NDArray[np.intp]) -> Numbers:
@@ -247,7 +247,9 @@ def _signs(bits: Words, count: int, *, shift: int) -> Numbers:
     return 1.0 - 2.0 * taken.astype("f8")
 
 
-def _gathered(make: Callable[[NDArray[np.intp]], NDArray[np.floating]], total: int, count: int) -> NDArray[np.int8]:
+def _gathered(
+    make: Callable[[NDArray[np.intp]], NDArray[np.floating]], total: int, count: int
+) -> NDArray[np.int8]:
     found = np.empty((total, count), "i1")
     for start in range(0, total, _READ // MOST):
         stop = min(start + _READ // MOST, total)
@@ -258,20 +260,21 @@ def _gathered(make: Callable[[NDArray[np.intp]], NDArray[np.floating]], total: i
 def _product(values: NDArray[np.floating], columns: NDArray[np.floating]) -> NDArray[np.floating]:
     """Return ``values @ columns``, ``_DOWN`` rows at a time, or all of fewer."""
     rows, width = values.shape
-    down, count = min(rows, _DOWN), columns.shape[1]
-    whole = width - width % _SUMMED
-    rest: NDArray[np.floating] | float = 0.0
+    down, count, whole = min(rows, _DOWN), columns.shape[1], width - width % _SUMMED
+    found: NDArray[np.floating]
+    last = np.zeros((rows, 0 if whole else count), columns.dtype)
     if whole < width:
-        last = values[:, whole:].reshape(-1, down, width - whole)
-        rest = np.matmul(last, columns[whole:]).reshape(rows, count)
-        if not whole:
-            return rest
+        rest = values[:, whole:].reshape(-1, down, width - whole)
+        last = np.matmul(rest, columns[whole:]).reshape(rows, count)
+    if not whole:
+        return last
     runs = whole // _SUMMED
     pieces = values[:, :whole].reshape(rows // down, down, runs, _SUMMED).transpose(0, 2, 1, 3)
-    shape = (rows // down, runs, down, count)
-    each = np.matmul(pieces, columns[:whole].reshape(runs, _SUMMED, count), out=_space.of(values.dtype, shape))
-    dtype = values.dtype if runs <= _RUNS else np.float64
-    return np.add.reduce(each, axis=1, dtype=dtype).reshape(rows, count) + rest
+    space = _space.of(values.dtype, (rows // down, runs, down, count))
+    each = np.matmul(pieces, columns[:whole].reshape(runs, _SUMMED, count), out=space)
+    found = np.add.reduce(each, axis=1, dtype=values.dtype if runs <= _RUNS else np.float64)
+    found = found.reshape(rows, count)
+    return found + last if last.size else found
 
 
 def _words_at(side: Side, indices: NDArray[np.intp]) -> tuple[Words, NDArray[np.bool_]]:

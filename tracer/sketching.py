@@ -92,8 +92,8 @@ class Sketcher:
     def place(self, boundary: Boundary, size: tuple[int, int]) -> Placed | None:
         """Return the place that a boundary's sketch depends on; None where its shard makes no sense."""
         samples = self._identities.samples(boundary) if boundary.kind in WITH_ROWS else None
-        which = None if samples is None else (xxhash.xxh3_64_intdigest(samples.identities.data), samples.positions)
-        key = boundary.shard, boundary.local_shape, size, which
+        who = 0 if samples is None else xxhash.xxh3_64_intdigest(samples.identities.data)
+        key = boundary.shard, boundary.local_shape, size, who, samples and samples.positions, samples is None
         if key not in self._placed:
             if len(self._placed) >= _PLACES:
                 self._placed.clear()

@@ -41,7 +41,7 @@ MOST_PREFIXES = 1 << 12
 """Combinations of dtype and shape whose digests' beginnings are kept."""
 
 MOST_QUEUED = 1 << 14
-"""Boundaries that may wait, however small: a record of one takes a KiB beside its bytes, with a sketch three."""
+"""Boundaries that may wait, however small: a record of one takes a KiB beside its bytes, with a sketch 3."""
 
 HURRIED = 0.25
 """The share of the buffer in use from which on the store is asked to be quick rather than thorough.
@@ -398,9 +398,7 @@ class Stage:
     def _do(self, job: _Job) -> None:
         if isinstance(job, _Bare):
             assert self._remembering is not None
-            self._remembering.append_known(
-                job.boundary, job.digest, None, held=job.held, summary=job.summary
-            )
+            self._remembering.append_known(job.boundary, job.digest, None, held=job.held, summary=job.summary)
             return
         if not isinstance(job, _Copied):
             job()

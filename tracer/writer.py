@@ -116,7 +116,7 @@ class RankWriter:
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False,
         held: str = "", summary: Summary | None = None,
     ) -> Entry:  # fmt: skip
-        """Store one boundary whose digest is known; without payload or summary its content must be, as ``held``.
+        """Store one boundary whose digest is known; without payload or summary its content is, as ``held``.
 
         Raises TraceError where it is not, and as ``append`` does.
         """
