@@ -66,7 +66,7 @@ def measure_estimates(x: Estimate, y: Estimate) -> Metrics:
     delta = y.numbers - x.numbers
     norm_a, norm_b = _norm(x), _norm(y)
     square, error = float(np.mean(delta * delta)), _standard_error(delta * delta)
-    error = max(error, square * _scatter_by_rank(delta))
+    error = max(error, square * scatter_by_rank(delta))
     distance, floor = math.sqrt(square), ROUNDING * max(norm_a, norm_b)
     under, over = _interval(error / square) if square else (1.0, 1.0)
     least = max(distance * under - floor, 0.0)
@@ -147,7 +147,7 @@ def _interval(relative: float) -> tuple[float, float]:
     return min(1 / math.sqrt(upper), 1.0), 1 / math.sqrt(lower)
 
 
-def _scatter_by_rank(numbers: np.ndarray) -> float:
+def scatter_by_rank(numbers: np.ndarray) -> float:
     """Return the relative standard error of the mean of a sketch's squares, by how near it is to rank one.
 
     With singular values σ of a matrix, p = Σσ⁴ / (Σσ²)², and signs taken as normal numbers, the relative

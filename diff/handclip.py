@@ -47,7 +47,7 @@ def scales_by_hand(clipping: Gradients, other: Gradients) -> bool:
         rung, before = other.last_rung_copies(name), clipping.before_clip(name)
         if not rung or before is None:
             return False
-        alike += 1 if _agree(before, rung[0]) else -1
+        alike += 1 if agree(before, rung[0]) else -1
         for held, consumed in _by_rank(rung, other.consumed_copies(name)):
             square = float(np.vdot(held, held))
             factor = float(np.vdot(held, consumed)) / square if square else 1.0
@@ -114,7 +114,7 @@ def clipped_by_hand(clipping: Gradients, other: Gradients) -> float | None:
     pairs = [(clipping.consumed(name), other.consumed(name)) for name in names]
     if any(x is None or y is None for x, y in pairs):
         return None
-    apart = [n for n, (x, y) in zip(names, pairs, strict=True) if x and y and not _agree(x, y)]
+    apart = [n for n, (x, y) in zip(names, pairs, strict=True) if x and y and not agree(x, y)]
     if 2 * len(apart) >= len(names) or not all(_differed(name, clipping, other) for name in apart):
         return None
     factor = _coefficient(clipping)
@@ -125,7 +125,7 @@ def clipped_by_hand(clipping: Gradients, other: Gradients) -> float | None:
 def _differed(name: str, clipping: Gradients, other: Gradients) -> bool:
     """Tell whether a gradient was another already before it was clipped."""
     before, mine = clipping.before_clip(name), other.last_rung_copies(name) or other.local_items(name)[-1:]
-    return before is not None and bool(mine) and not _agree(before, mine[0])
+    return before is not None and bool(mine) and not agree(before, mine[0])
 
 
 def _is_untouched(gradients: Gradients, name: str) -> bool:
@@ -144,7 +144,8 @@ def _coefficient(clipping: Gradients) -> float:
     return product if math.isfinite(product) and product > 0 else 1.0
 
 
-def _agree(x: Item, y: Item) -> bool:
+def agree(x: Item, y: Item) -> bool:
+    """Tell whether two gradients are the same but for round-off, by their sketches where that is all."""
     if x.entry.local_shape != y.entry.local_shape:
         return False
     error = size = 0.0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
+from tensortrace.diff.catalog import Item
 from tensortrace.diff.estimate import Estimate, alike, as_array, vectors
-from tensortrace.diff.estimating import measure_estimates
+from tensortrace.diff.estimating import measure_estimates, scatter_by_rank
+from tensortrace.diff.handclip import agree
 from tensortrace.diff.logical import Unkept
 from tensortrace.tracer.geometry import full_region
 from tensortrace.tracer.sketching import numbers_of
@@ -82,6 +87,25 @@ def test_the_error_lies_within_its_bar_in_95_of_100_estimates(rank_one: bool) ->
         assert found.rel_l2_error is not None
         inside += abs(found.rel_l2 - np.linalg.norm(y - x) / np.linalg.norm(x)) <= found.rel_l2_error
     assert inside >= 95
+
+
+def test_the_bar_of_what_is_of_rank_one_is_wide_however_little_it_scatters_by_chance() -> None:
+    alike = np.outer(np.ones(16), np.r_[np.ones(15), 1.1])  # of one row, say: no scatter at all
+    variance = 2 / 256 + (2 / 16 + 2 / 16 + 4 / 256)
+    assert scatter_by_rank(alike) == pytest.approx(math.sqrt(variance), rel=1e-3)
+    of_noise = [scatter_by_rank(x) for x in np.random.default_rng(4).standard_normal((50, 16, 16))]
+    assert np.median(of_noise) == pytest.approx(math.sqrt(2 / 256), rel=0.1)
+
+
+def test_gradients_that_are_handed_on_alike_are_told_by_their_sketches() -> None:
+    x, y = np.random.default_rng(5).standard_normal((2, *SHAPE))
+    item = cast(Item, SimpleNamespace(entry=SimpleNamespace(local_shape=SHAPE, sketch=object())))
+
+    def of(array: np.ndarray) -> Item:
+        return cast(Item, SimpleNamespace(entry=item.entry, read=lambda: as_array(_estimate(array))))
+
+    assert agree(of(x), of(x * (1 + 1e-9)))
+    assert not agree(of(x), of(y))
 
 
 def test_a_factor_is_seen_far_below_the_bar_of_the_error() -> None:
