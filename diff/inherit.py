@@ -21,6 +21,9 @@ from tensortrace.tracer.types import Kind
 ALIKE = 4.0
 """Times its error by which rows of an estimate may differ alike, whose sum nothing tells."""
 
+_UPDATED = frozenset({Kind.OPTIMIZER_STATE, Kind.PARAM})
+"""Kinds that are made of gradients, whatever these sum."""
+
 LINEAR = 0.01
 """Relative error up to which what an operation makes of it is proportional to it, so that a bound holds."""
 
@@ -30,7 +33,8 @@ class Known:
     """Errors and sizes of the boundaries compared so far, over the causal graph.
 
     ``row_norms`` are norms of a typical row; ``centred`` says by how much a normalisation amplifies;
-    ``silent`` are elements of parameters, by name, that have had no effect in any step so far.
+    ``silent`` are elements of parameters, by name, that have had no effect in any step so far; ``estimated`` the
+    norms of what is known by sketches.
     """
 
     graph: Graph = field(default_factory=Graph)
@@ -39,6 +43,7 @@ class Known:
     row_norms: dict[Node, float] = field(default_factory=dict)
     centred: dict[Node, float] = field(default_factory=dict)
     silent: dict[str, Aside | None] = field(default_factory=dict)
+    estimated: dict[Node, float] = field(default_factory=dict)
 
     # --- what is noted ---------------------------------------------------------------------------
 
@@ -57,6 +62,7 @@ class Known:
             together = summed_error(loaded.a, loaded.b) / measured.size if measured.size else 0.0
         if metrics.estimated:
             self.errors[node] = of_estimate(measured)
+            self.estimated[node] = metrics.norm_a or 0.0
             self.note_shape(node, loaded.shape, metrics.norm_a or 0.0, lookup=False)
             return
         self.errors[node] = Error(
@@ -144,6 +150,8 @@ class Known:
             error = self.errors[parent]
             if node.slot.kind == Kind.LOCAL_GRAD:
                 error = error.of_sum()
+            if node.slot.kind in _UPDATED and (own := self.estimated.get(parent)):
+                error = error.times(max(error.norm / own, 1.0))  # of the gradient itself, not of what it sums
             if not error.diverges and error.rel:
                 reach = Reach(node, parent, result, self.shapes.get(parent, ()), size, error.norm)
                 error = error.times(reach.factor(self.centred.get(parent, 1.0)))
