@@ -33,8 +33,8 @@ class Known:
     """Errors and sizes of the boundaries compared so far, over the causal graph.
 
     ``row_norms`` are norms of a typical row; ``centred`` says by how much a normalisation amplifies;
-    ``silent`` are elements of parameters, by name, that have had no effect in any step so far; ``estimated`` the
-    norms of what is known by sketches.
+    ``silent`` are elements of parameters, by name, that have had no effect in any step so far; ``estimated``
+    the norms of what is known by sketches.
     """
 
     graph: Graph = field(default_factory=Graph)

@@ -54,9 +54,7 @@ def test_what_is_kept_of_a_tensor_is_what_a_copy_of_it_gives(tmp_path: Path, lev
         write_trace(folder, [], promise=promise)
     errors: list[BaseException] = []
     with RankWriter(early, 0, promise=promise) as writer:
-        stage = Stage(
-            writer, capacity=1 << 16, pressure="block", on_error=errors.append, on_end=lambda: None
-        )
+        stage = Stage(writer, capacity=1 << 16, pressure="block", on_error=errors.append, on_end=lambda: None)
         for tensor, boundary in boundaries():
             queue = stage.bare(tensor, boundary)
             if queue is None:
@@ -73,10 +71,11 @@ def test_what_is_kept_of_a_tensor_is_what_a_copy_of_it_gives(tmp_path: Path, lev
     kept = {entry.name: entry for entry in lines(early) if entry.step == 1}
     if level != "stats":
         sketch = kept["a"].sketch
-        assert sketch is not None and sketch.rows == 0, "it goes by samples"
+        assert sketch is not None
+        assert sketch.rows == 0, "it goes by samples"
         assert kept["b"].sketch == sketch
         index = (early / layout.rank_folder(early, 0).name / layout.INDEX).read_text()
         assert index.count(f'"sketch_ref":{kept["a"].event}') == 1, "b's line refers to a's"
-        assert kept["c"].sketch is not None and kept["c"].sketch.rows == 1
-        assert kept["d"].sketch is not None and kept["d"].sketch.positions == POSITIONS
+        turned, flat = kept["c"].sketch, kept["d"].sketch
+        assert (turned and turned.rows, flat and flat.positions) == (1, POSITIONS)
     assert kept["small"].sketch is None
