@@ -17,7 +17,8 @@ COMMANDS: dict[str, str] = {
     "record": "Record every boundary of a training run.",
     "diff": "Compare two traces and name the first boundary where they part.",
     "report": "Write an HTML report of a comparison, or of one trace.",
-    "replay": "Hold every boundary of one trace against what its own inputs give.",
+    "replay": "Hold one trace against what its own inputs give, or replay a packed case.",
+    "pack": "Put what fails into one small file that replays anywhere.",
     "validate": "Hold a feature's commit against its base, with the base's noise as the floor.",
     "layout": "Find where the ranks of a run hold parts of whole tensors, or check a layout.",
     "show": "Say what is in a trace.",
@@ -27,7 +28,7 @@ COMMANDS: dict[str, str] = {
 }
 """Every subcommand with its one line of help; its code is ``command`` in the module of that name."""
 
-COMPUTING = ("diff", "report", "replay", "layout", "show", "check")
+COMPUTING = ("diff", "report", "replay", "pack", "layout", "show", "check")
 """Those that compute in this process alone; `record` starts one that must have its own settings."""
 
 TROUBLE = 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -88,10 +88,26 @@ def compare(
     Raises a TraceError where a trace cannot be read or the request makes no sense.
     """
     options = options or CompareOptions()
-    rules = read_rules(options.expect)
+    read_rules(options.expect)  # a wrong option is told before the work starts
     if options.verify:
         _verify(Path(a), Path(b), *options.floor)
-    with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b, ExitStack() as stack:
+    with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b:
+        broken = [*torn(opened_a), *torn(opened_b)]
+        return compare_opened(
+            opened_a, opened_b, options=options, progress=progress, executor=executor, told=broken
+        )
+
+
+def compare_opened(
+    opened_a: Trace, opened_b: Trace, *, options: CompareOptions, progress: Progress | None = None,
+    executor: Executor | None = None, told: Sequence[str] = (),
+) -> Result:  # fmt: skip
+    """Compare two opened traces, which may be parts of what was recorded; otherwise as ``compare``.
+
+    ``told`` are notes that are said before all others.
+    """
+    rules = read_rules(options.expect)
+    with ExitStack() as stack:
         trace_a, notes_a = laid_out(opened_a, options.layout_a)
         trace_b, notes_b = laid_out(opened_b, options.layout_b)
         floors, of_floors = _floors(trace_a, options)
@@ -107,7 +123,7 @@ def compare(
         of_losses = Catalog.tie(left, right)
         execution.unrecorded = lambda outcome: unrecorded(outcome, execution, left, right)
         alignment = align_steps(left, right, options.align)
-        notes = [*torn(opened_a), *torn(opened_b), *alignment.notes]
+        notes = [*told, *alignment.notes]
         notes += [*start_notes(trace_a, trace_b), *notes_a, *notes_b, *of_losses]
         notes += _precision_notes(trace_a, trace_b)
         notes += _execute(execution, left, right, alignment, options, progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,20 +87,30 @@ def replay(
             f"objective {options.objective!r} is not known", remedy=f"choose from {', '.join(NAMES)}"
         )
     with Trace.open(Path(path)) as opened:
-        trace, notes = laid_out(opened, options.layout)
-        found = Replaying(Catalog(trace), OracleCatalog(trace), notes=[*torn(opened), *notes])
-        steps = _steps(found)
-        objective = _objective(options, steps)
-        _replay_init(found)
-        began: dict[Slot, tuple[int, int]] = {}
-        for number, step in enumerate(steps):
-            _replay_step(step, objective, began, found)
-            _moved(step.view, began)
-            if progress:
-                progress(number + 1, len(steps))
-        if not found.execution.compared and not found.gaps:
-            raise BadRequest(f"{path}: no step that could be replayed was recorded")
-        return state_replay(found, objective, [step.view.step for step in steps])
+        return replay_opened(opened, options=options, progress=progress, told=torn(opened))
+
+
+def replay_opened(
+    opened: Trace, *, options: ReplayOptions, progress: Progress | None = None, told: Sequence[str] = ()
+) -> Replay:
+    """Replay an opened trace, which may be a part of what was recorded; otherwise as ``replay``.
+
+    ``told`` are notes that are said before all others.
+    """
+    trace, of_layout = laid_out(opened, options.layout)
+    found = Replaying(Catalog(trace), OracleCatalog(trace), notes=[*told, *of_layout])
+    steps = _steps(found)
+    objective = _objective(options, steps)
+    _replay_init(found)
+    began: dict[Slot, tuple[int, int]] = {}
+    for number, step in enumerate(steps):
+        _replay_step(step, objective, began, found)
+        _moved(step.view, began)
+        if progress:
+            progress(number + 1, len(steps))
+    if not found.execution.compared and not found.gaps:
+        raise BadRequest(f"{opened.path}: no step that could be replayed was recorded")
+    return state_replay(found, objective, [step.view.step for step in steps])
 
 
 def _steps(found: Replaying) -> list[Step]:

@@ -58,7 +58,7 @@ class Trace:
             RankTrace.open(folder, rank, attempt, on_damage=on_damage, limit_bytes=limit_bytes)
             for rank, (attempt, folder) in sorted(folders.items())
         )
-        _share(ranks)
+        share_copies(ranks)
         problems += _missing(root, manifest, ranks)
         problems += [problem for rank in ranks for problem in rank.problems]
         return cls(root, manifest, ranks, tuple(problems))
@@ -125,7 +125,7 @@ def _read_manifest(root: Path, problems: list[str], on_damage: OnDamage) -> Mani
     return manifest
 
 
-def _share(ranks: tuple[RankTrace, ...]) -> None:
+def share_copies(ranks: tuple[RankTrace, ...]) -> None:
     """Let ranks read what they left to others; of hostile levels nothing is left."""
     promises = [rank.manifest.promise for rank in ranks if rank.manifest]
     promise = next((promise for promise in promises if promise.dedup_replicas), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import shlex
@@ -96,9 +97,29 @@ def read_rules(requests: Sequence[str]) -> tuple[Rule, ...]:
     """
     found: list[Rule] = []
     for request in requests:
-        inline = " " in request.strip() and not Path(request).is_file()
-        found += [_rule("--expect", _words(request))] if inline else _file(Path(request))
+        found += [_rule("--expect", _words(request))] if _is_inline(request) else _file(Path(request))
     return tuple(found)
+
+
+def as_file(request: str) -> bytes:
+    """Return the file of rules that a request names, or one that says what a single line does.
+
+    Raises BadRequest where it is malformed.
+    """
+    read_rules([request])
+    if not _is_inline(request):
+        return Path(request).read_bytes()
+    said = {
+        name: value
+        for name, value in msgspec.structs.asdict(_words(request)).items()
+        if value not in (None, "")
+    }
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in said.items()]
+    return "\n".join(["[[expect]]", *lines, ""]).encode()
+
+
+def _is_inline(request: str) -> bool:
+    return " " in request.strip() and not Path(request).is_file()
 
 
 def _file(path: Path) -> list[Rule]:

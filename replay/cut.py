@@ -1,0 +1,88 @@
+"""A part of an opened trace: some of its boundaries, some of them without values, read as any other trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from tensortrace.tracer.reader import Trace, share_copies
+from tensortrace.tracer.reader_rank import RankTrace
+from tensortrace.tracer.types import Entry
+
+
+class Atom(NamedTuple):
+    """One boundary of one of the traces: ``side`` counts them from 0, ``event`` is of the rank."""
+
+    side: int
+    rank: int
+    event: int
+
+
+class Part(NamedTuple):
+    """What is kept of one or two traces: the boundaries, and those of them that keep no values."""
+
+    kept: frozenset[Atom]
+    bare: frozenset[Atom] = frozenset()
+
+    def without(self, atoms: frozenset[Atom]) -> Part:
+        """Return the part that lacks some boundaries, too."""
+        return Part(self.kept - atoms, self.bare - atoms)
+
+    def bared(self, atoms: frozenset[Atom]) -> Part:
+        """Return the part in which these boundaries, too, keep digest and statistics alone."""
+        return Part(self.kept, self.bare | (atoms & self.kept))
+
+
+def whole(traces: Iterable[Trace]) -> Part:
+    """Return the part that is everything."""
+    return Part(frozenset(atom for atom, _ in atoms_of(traces)))
+
+
+def atoms_of(traces: Iterable[Trace]) -> Iterator[tuple[Atom, Entry]]:
+    """Yield every boundary of the traces, in order."""
+    for side, trace in enumerate(traces):
+        for rank in trace.ranks:
+            for entry in rank.entries:
+                yield Atom(side, rank.rank, entry.event), entry
+
+
+def cut(traces: Iterable[Trace], part: Part) -> tuple[Trace, ...]:
+    """Return the traces as if no more than a part had been recorded; ranks without any are left out."""
+    return tuple(_cut_trace(side, trace, part) for side, trace in enumerate(traces))
+
+
+def _cut_trace(side: int, trace: Trace, part: Part) -> Trace:
+    ranks = tuple(found for rank in trace.ranks if (found := _cut_rank(side, rank, part)).entries)
+    manifest = trace.manifest and replace(
+        trace.manifest, ranks=tuple(rank.folder.name for rank in ranks), ignorable=()
+    )
+    share_copies(ranks)
+    return Trace(trace.path, manifest, ranks, tuple(problem for rank in ranks for problem in rank.problems))
+
+
+def _cut_rank(side: int, rank: RankTrace, part: Part) -> RankTrace:
+    kept = [entry for entry in rank.entries if Atom(side, rank.rank, entry.event) in part.kept]
+    bare = {atom.event for atom in part.bare if atom[:2] == (side, rank.rank)}
+    entries = tuple(_rewritten(rank, kept, bare))
+    manifest = rank.manifest
+    if manifest is not None:
+        manifest = replace(manifest, boundaries=len(entries), ignorable=())
+    return RankTrace(rank.folder, rank.rank, rank.attempt, manifest, entries, (), rank.limit_bytes)
+
+
+def _rewritten(rank: RankTrace, kept: list[Entry], bare: set[int]) -> Iterator[Entry]:
+    """Yield entries that refer to each other only: the first that is kept of a content has its bytes."""
+    events = {entry.event for entry in kept}
+    holders: dict[str, int] = {}
+    for entry in kept:
+        producers = tuple(event for event in entry.producers if event in events)
+        blob = None if entry.event in bare else rank.blob_of(entry)
+        holder = holders.get(entry.digest) if blob is not None else None
+        if blob is not None:
+            holders.setdefault(entry.digest, entry.event)
+        yield replace(
+            entry, producers=producers, blob=blob if holder is None else None, same_as=holder,
+            shard_ref=None, sketch_ref=None,
+        )  # fmt: skip
