@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tensortrace.replay.cut import Atom, Part, atoms_of, whole
 from tensortrace.tracer.reader import Trace
-from tensortrace.tracer.types import INIT_STEP, Entry, Kind
+from tensortrace.tracer.types import INIT_STEP, ROOT, Entry, Kind
 
 TRIALS, SECONDS = 600, 300.0
 """How many parts are tried, and for how long, unless asked otherwise."""
@@ -85,14 +85,15 @@ class Search:
 
 
 def minimise(
-    traces: Sequence[Trace], holds: Holds, *, step: int, offset: int = 0, told: Told = lambda text: None,
-    trials: int = TRIALS, seconds: float = SECONDS,
+    traces: Sequence[Trace], holds: Holds, *, step: int, names: frozenset[str] = frozenset(), offset: int = 0,
+    told: Told = lambda text: None, trials: int = TRIALS, seconds: float = SECONDS,
 ) -> Part:  # fmt: skip
     """Return a part of the traces of which ``holds`` is true, as it is of all of them.
 
     ``step`` is that of the verdict (INIT_STEP for ``init``), in the first trace's numbers; the same step of
-    the second is ``offset`` less. Steps, ranks, kinds, names and single boundaries are left out, then values:
-    what is left cannot be left out alone, unless ``trials`` or ``seconds`` ran out.
+    the second is ``offset`` less. ``names`` are what its boundary was computed from: with luck no others are
+    needed. Steps, kinds, names, ranks and single boundaries are left out, then values: what is left cannot be
+    left out alone, unless ``trials`` or ``seconds`` ran out.
     """
     entries = dict(atoms_of(traces))
     search = Search(entries, holds, whole(traces), told, trials, seconds)
@@ -100,9 +101,10 @@ def minimise(
     def number(atom: Atom, entry: Entry) -> int:
         return entry.step + offset * atom.side if entry.step != INIT_STEP else INIT_STEP
 
-    for steps in _windows(step):
-        kept = frozenset(atom for atom, entry in entries.items() if number(atom, entry) in steps)
-        if search.attempt(Part(kept)):
+    for wanted in _guesses(names):
+        some = {atom: number(atom, entry) for atom, entry in entries.items() if wanted(entry)}
+        windows = (frozenset(atom for atom in some if some[atom] in steps) for steps in _windows(step))
+        if any(search.attempt(Part(kept)) for kept in windows):
             break
     search.leave_out(lambda atom, entry: entry.kind)
     search.leave_out(lambda atom, entry: _owner(entry))
@@ -121,6 +123,23 @@ def _windows(step: int) -> Iterator[frozenset[int]]:
     yield frozenset({step - 1, step})
     yield frozenset({INIT_STEP, step - 1, step})
     yield frozenset(range(INIT_STEP, step + 1))
+
+
+def _guesses(names: frozenset[str]) -> Iterator[Callable[[Entry], bool]]:
+    """Yield tests for what may be enough: cheap ones, which save most of the work if they are, then all."""
+
+    def near(entry: Entry) -> bool:
+        given = entry.name == ROOT and entry.slot.startswith("in.")
+        return entry.name in names or entry.kind == Kind.INPUT or given
+
+    yield near
+    yield lambda entry: near(entry) or entry.kind in _SMALL or entry.name.startswith("(")
+    yield lambda entry: near(entry) or entry.kind in _SMALL | _GRADIENTS or entry.name.startswith("(")
+    yield lambda entry: True
+
+
+_SMALL = frozenset({Kind.LOSS, Kind.SCHEDULE})
+_GRADIENTS = frozenset({Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD})
 
 
 def _owner(entry: Entry) -> str:

@@ -40,7 +40,7 @@ from tensortrace.replay.redact import (
     without_comments,
 )
 from tensortrace.replay.result import Replay
-from tensortrace.replay.sameness import first_of, same
+from tensortrace.replay.sameness import first_of, names_of, same
 from tensortrace.replay.writing import write_trace
 from tensortrace.tracer import layout as files
 from tensortrace.tracer.errors import BadRequest, TraceError
@@ -130,7 +130,7 @@ def _part(
 
     step = first.where.step
     part = minimise(
-        traces, holds, step=INIT_STEP if step == "init" else step,
+        traces, holds, step=INIT_STEP if step == "init" else step, names=names_of(first),
         offset=outcome.step_offset if isinstance(outcome, Result) else 0,
         told=told, trials=options.trials, seconds=options.seconds,
     )  # fmt: skip

@@ -22,10 +22,16 @@ def first_of(result: Outcome) -> Finding | None:
     return result.first_divergent if isinstance(result, Result) else result.first_mismatch
 
 
+def names_of(finding: Finding) -> frozenset[str]:
+    """Return the names of a boundary and of what it was computed from, as far as they are told."""
+    texts = (text.split(": ")[0].split(" ") for text in finding.inputs)
+    return frozenset({finding.where.name, *(" ".join(words[1:-1]) for words in texts)})
+
+
 def same(whole: Outcome, part: Outcome) -> bool:
     """Tell whether a part says what the whole does, for the same reasons.
 
-    Verdict, place and cause are the same, the cause's number, the ranks and the evidence; what the boundary
+    Verdict, place, cause, the headline with its numbers, ranks and evidence are the same; what the boundary
     was computed from is there and agrees, or diverges, as it did; and nothing is out of view that was not.
     """
     if deviations(expected_of(whole), expected_of(part)):
@@ -34,7 +40,8 @@ def same(whole: Outcome, part: Outcome) -> bool:
     if one is None or other is None:
         return one is other
     return (
-        _causes(whole) == _causes(part)
+        whole.headline == part.headline
+        and _causes(whole) == _causes(part)
         and all(map(_close, _numbers(whole), _numbers(part)))
         and _basis(one) == _basis(other)
         and bool(one.unseen) == bool(other.unseen)
