@@ -65,6 +65,7 @@ class Packed(Record, frozen=True):
     ranks: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
     without_values: int = 0
+    cut: int = 0
 
 
 class Case(Record, frozen=True, kw_only=True):

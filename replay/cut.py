@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from tensortrace.replay.slices import SlicedRank, Spans, sliced
 from tensortrace.tracer.reader import Trace, share_copies
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.types import Entry
@@ -21,18 +22,19 @@ class Atom(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is kept of one or two traces: the boundaries, and those of them that keep no values."""
+    """What is kept of one or two traces: boundaries, those of them that keep no values, and parts of some."""
 
     kept: frozenset[Atom]
     bare: frozenset[Atom] = frozenset()
+    spans: Mapping[Atom, Spans] = {}
 
     def without(self, atoms: frozenset[Atom]) -> Part:
         """Return the part that lacks some boundaries, too."""
-        return Part(self.kept - atoms, self.bare - atoms)
+        return self._replace(kept=self.kept - atoms, bare=self.bare - atoms)
 
     def bared(self, atoms: frozenset[Atom]) -> Part:
         """Return the part in which these boundaries, too, keep digest and statistics alone."""
-        return Part(self.kept, self.bare | (atoms & self.kept))
+        return self._replace(bare=self.bare | (atoms & self.kept))
 
 
 def whole(traces: Iterable[Trace]) -> Part:
@@ -65,20 +67,27 @@ def _cut_trace(side: int, trace: Trace, part: Part) -> Trace:
 def _cut_rank(side: int, rank: RankTrace, part: Part) -> RankTrace:
     kept = [entry for entry in rank.entries if Atom(side, rank.rank, entry.event) in part.kept]
     bare = {atom.event for atom in part.bare if atom[:2] == (side, rank.rank)}
-    entries = tuple(_rewritten(rank, kept, bare))
+    spans = {atom.event: found for atom, found in part.spans.items() if atom[:2] == (side, rank.rank)}
+    entries = tuple(_rewritten(rank, kept, bare, spans))
     manifest = rank.manifest
     if manifest is not None:
         manifest = replace(manifest, boundaries=len(entries), ignorable=())
+    if spans:
+        return SlicedRank(rank, manifest, entries, spans)
     return RankTrace(rank.folder, rank.rank, rank.attempt, manifest, entries, (), rank.limit_bytes)
 
 
-def _rewritten(rank: RankTrace, kept: list[Entry], bare: set[int]) -> Iterator[Entry]:
+def _rewritten(
+    rank: RankTrace, kept: list[Entry], bare: set[int], spans: Mapping[int, Spans]
+) -> Iterator[Entry]:
     """Yield entries that refer to each other only: the first that is kept of a content has its bytes."""
     events = {entry.event for entry in kept}
     holders: dict[str, int] = {}
     for entry in kept:
         producers = tuple(event for event in entry.producers if event in events)
         blob = None if entry.event in bare else rank.blob_of(entry)
+        if entry.event in spans:
+            entry = sliced(entry, rank.read_bytes(entry), spans[entry.event])
         holder = holders.get(entry.digest) if blob is not None else None
         if blob is not None:
             holders.setdefault(entry.digest, entry.event)

@@ -100,6 +100,8 @@ def pack(
     part, tried = _part(opened, outcome, options, told)
     if options.redact_inputs:
         part = _without_inputs(opened, part, outcome, options)
+    if part.spans:  # numbers that the headline tells may be others
+        outcome = _judged(opened, part, options) or outcome
     with tempfile.TemporaryDirectory(prefix="tensortrace-pack-") as name:
         folder = Path(name)
         case = _lay_out(opened, part, outcome, folder / "case", options, target.name)
@@ -126,11 +128,12 @@ def _part(
         nonlocal tried
         tried += 1
         found = _judged(traces, part, options)
-        return found is not None and same(outcome, found)
+        return found is not None and same(outcome, found, cut=bool(part.spans))
 
     step = first.where.step
     part = minimise(
         traces, holds, step=INIT_STEP if step == "init" else step, names=names_of(first),
+        worst=first.metrics.max_abs_at if first.metrics else (),
         offset=outcome.step_offset if isinstance(outcome, Result) else 0,
         told=told, trials=options.trials, seconds=options.seconds,
     )  # fmt: skip
@@ -180,7 +183,10 @@ def _lay_out(
         format=FORMAT_VERSION, of="diff" if len(traces) == 2 else "replay", expected=expected_of(outcome),
         asked=replace(options.asked, rules=len(options.expect)),
         packed_by=importlib.metadata.version("tensortrace"),
-        traces=tuple(_packed(*both, options) for both in zip(traces, kept, strict=True)),
+        traces=tuple(
+            _packed(side, trace, found, part, options)
+            for side, (trace, found) in enumerate(zip(traces, kept, strict=True))
+        ),
         minimised=part != whole(traces), removed=_removed(traces, part, options),
     )  # fmt: skip
     (folder / CASE).write_bytes(encode_case(case))
@@ -210,7 +216,7 @@ def _removed(traces: Sequence[Trace], part: Part, options: PackOptions) -> tuple
     return tuple(found)
 
 
-def _packed(trace: Trace, kept: Trace, options: PackOptions) -> Packed:
+def _packed(side: int, trace: Trace, kept: Trace, part: Part, options: PackOptions) -> Packed:
     manifests = [rank.manifest for rank in trace.ranks if rank.manifest]
     versions = manifests[0].environment.versions if manifests else {}
     entries = [entry for rank in kept.ranks for entry in rank.entries]
@@ -221,6 +227,7 @@ def _packed(trace: Trace, kept: Trace, options: PackOptions) -> Packed:
         recorded=sum(len(rank.entries) for rank in trace.ranks), boundaries=len(entries),
         ranks=tuple(rank.rank for rank in kept.ranks),
         steps=tuple(sorted({entry.step for entry in entries})),
+        cut=sum(atom.side == side for atom in part.spans),
         without_values=sum(entry.blob is None and entry.same_as is None for entry in entries),
     )  # fmt: skip
 

@@ -86,6 +86,7 @@ def _left_out(case: Case) -> list[str]:
     found = [
         f"of `{side}`: {packed.recorded - packed.boundaries} of {packed.recorded} boundaries"
         + (f", and the values of {packed.without_values} more" if packed.without_values else "")
+        + (f"; of {packed.cut} tensors only a part is there" if packed.cut else "")
         + (": the verdict is the same without them" if packed.recorded > packed.boundaries else "")
         for side, packed in zip(SIDES, case.traces, strict=False)
     ]

@@ -6,6 +6,7 @@ versions of packages. ``docs/pack.md`` lists both.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -54,8 +55,10 @@ def _anonymous_run(manifest: Manifest) -> Manifest:
 
 def _anonymous_rank(rank: RankTrace) -> RankTrace:
     entries = tuple(_anonymous_entry(entry) for entry in rank.entries)
-    manifest = rank.manifest and _anonymous_manifest(rank.manifest)
-    return RankTrace(rank.folder, rank.rank, rank.attempt, manifest, entries, (), rank.limit_bytes)
+    found = copy.copy(rank)
+    found.entries, found.problems = entries, ()
+    found.manifest = rank.manifest and _anonymous_manifest(rank.manifest)
+    return found
 
 
 def _anonymous_manifest(manifest: RankManifest) -> RankManifest:

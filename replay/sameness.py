@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from tensortrace.diff.result import Finding, Result
 from tensortrace.replay.case import deviations, expected_of
@@ -14,6 +15,7 @@ Outcome = Result | Replay
 CLOSE = 1e-3
 """How far the number of a cause may move, relative to itself, where tensors are cut."""
 
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?")
 _ERROR = re.compile(r" \([^()]*\)$")
 
 
@@ -28,28 +30,34 @@ def names_of(finding: Finding) -> frozenset[str]:
     return frozenset({finding.where.name, *(" ".join(words[1:-1]) for words in texts)})
 
 
-def same(whole: Outcome, part: Outcome) -> bool:
+def same(whole: Outcome, part: Outcome, *, cut: bool = False) -> bool:
     """Tell whether a part says what the whole does, for the same reasons.
 
     Verdict, place, cause, the headline with its numbers, ranks and evidence are the same; what the boundary
     was computed from is there and agrees, or diverges, as it did; and nothing is out of view that was not.
+    Where tensors are ``cut``, numbers may be others.
     """
+    said = _without_numbers if cut else str
     if deviations(expected_of(whole), expected_of(part)):
         return False
     one, other = first_of(whole), first_of(part)
     if one is None or other is None:
         return one is other
     return (
-        whole.headline == part.headline
-        and _causes(whole) == _causes(part)
-        and all(map(_close, _numbers(whole), _numbers(part)))
-        and _basis(one) == _basis(other)
+        said(whole.headline) == said(part.headline)
+        and _causes(whole, said) == _causes(part, said)
+        and (cut or all(map(_close, _numbers(whole), _numbers(part))))
+        and _basis(one, said) == _basis(other, said)
         and bool(one.unseen) == bool(other.unseen)
     )
 
 
-def _causes(result: Outcome) -> list[tuple[str, str | None]]:
-    return [(cause.code, cause.equals) for cause in result.causes[:1]]
+def _without_numbers(text: str) -> str:
+    return _NUMBER.sub("#", text)
+
+
+def _causes(result: Outcome, said: Callable[[str], str]) -> list[tuple[str, str]]:
+    return [(cause.code, said(cause.equals or "")) for cause in result.causes[:1]]
 
 
 def _numbers(result: Outcome) -> list[float | None]:
@@ -62,7 +70,7 @@ def _close(one: float | None, other: float | None) -> bool:
     return math.isclose(one, other, rel_tol=CLOSE) or (math.isnan(one) and math.isnan(other))
 
 
-def _basis(finding: Finding) -> tuple[object, ...]:
+def _basis(finding: Finding, said: Callable[[str], str]) -> tuple[object, ...]:
     """Return on what a finding rests: ranks, evidence, and each input with whether it agrees."""
     inputs = frozenset(_ERROR.sub("", text) for text in finding.inputs)
-    return finding.ranks, finding.evidence, inputs, finding.role
+    return finding.ranks, tuple(map(said, finding.evidence)), inputs, finding.role

@@ -20,6 +20,7 @@ from tensortrace.tracer.manifest import read_rank_manifest, replace_manifest
 from tensortrace.tracer.reader import Trace, check
 from tensortrace.tracer.types import Environment, Kind, RankManifest
 from tests.simulated import Program
+from tests.synthetic import write_trace
 
 
 class Means(Program):
@@ -221,6 +222,43 @@ def test_a_test_can_be_written_of_a_case_that_somebody_sent(packed: Path, tmp_pa
     shutil.copy(packed, tmp_path / "case.zip")
     assert run(["replay", str(tmp_path / "case.zip"), "--pytest", str(tmp_path / "test.py")]) == 0
     assert (tmp_path / "test.py").read_text() == packed.with_name("test_case.py").read_text()
+
+
+def wide(folder: Path, sign: float) -> str:
+    """Return a trace of a module whose output has the sign of its input, or the other one by mistake."""
+    values = np.random.default_rng(0).normal(size=(6, 20_000)).astype(np.float32)
+    ids = np.arange(6, dtype=np.int64).reshape(6, 1)
+    tensors = [
+        ({"kind": Kind.INPUT, "name": "(root)", "slot": "in.0"}, ids),
+        ({"name": "(root)", "slot": "in.0", "producers": (0,)}, ids),
+        ({"name": "m", "slot": "in.0", "producers": (1,)}, values),
+        ({"name": "m", "slot": "out", "producers": (2,)}, sign * values + np.float32(0)),
+    ]
+    return str(write_trace(folder, [tensors]))
+
+
+def test_of_a_large_tensor_only_a_part_is_kept_that_says_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = [wide(tmp_path / "a", 1.0), wide(tmp_path / "b", -1.0)]
+    assert run(["diff", *traces, "-q"]) == 1
+    headline = capsys.readouterr().out
+    assert run(["pack", *traces, "-o", str(tmp_path / "case.zip"), "--redact"]) == 0
+    found = replay_case(tmp_path / "case.zip")
+    assert (found.reproduced, found.found.causes[0]) == (True, "value.sign")
+    assert " ".join(headline.split()) == found.found.headline.replace("divergent", "DIVERGENT")
+    assert (tmp_path / "case.zip").stat().st_size < 40_000 < 6 * 20_000 * 4
+    whole = Trace.open(traces[1]).ranks[0]
+    with unpacked(tmp_path / "case.zip") as (folder, case):
+        [rank] = Trace.open(folder / "b").ranks
+        [kept] = [rank.read(entry) for entry in rank.entries if entry.slot == "out"]
+        assert kept.nbytes < 16 << 10
+        everything = whole.read(whole.entries[3])
+        [[row, column]] = np.argwhere(everything == kept[0, 0])
+        there = everything[row : row + len(kept), column : column + kept.shape[1]]
+        np.testing.assert_array_equal(kept, there)
+        assert [packed.cut for packed in case.traces] == [2, 2]
+        assert "of 2 tensors only a part is there" in (folder / "README.md").read_text()
 
 
 MARK = "hunter2"
