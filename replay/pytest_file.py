@@ -33,8 +33,9 @@ def pytest_file(case: Case, archive: Path, test: Path) -> str:
     """Return the source of a test at ``test`` that needs tensortrace and the archive, and nothing else."""
     first = case.expected.first
     where = first and (first.step, first.microbatch, first.kind, first.name, first.slot, first.call)
-    headline = re.sub(r'[\\"]', "'", case.expected.headline)
-    headline = headline if headline.isascii() else headline.encode("ascii", "replace").decode()
+    headline = re.sub(
+        r"[^ !#-\[\]-~]", "?", case.expected.headline
+    )  # no quote, backslash or control character
     return _TEMPLATE.format(
         headline=headline, case=os.path.relpath(archive.absolute(), test.absolute().parent),
         name=re.sub(r"\W", "_", archive.stem, flags=re.ASCII), verdict=case.expected.verdict, place=_PLACE,

@@ -69,7 +69,8 @@ def _line(side: str, packed: Packed) -> str:
         if name in packed.versions
     )
     ranks = f"{packed.world_size} rank{'s' * (packed.world_size != 1)}"
-    return f"- `{side}` ({_plain(packed.name)}): {ranks}, recorded with {versions or 'unknown versions'}"
+    name = f" ({_plain(packed.name)})" if packed.name else ""
+    return f"- `{side}`{name}: {ranks}, recorded with {versions or 'unknown versions'}"
 
 
 def _contents(case: Case) -> list[str]:
@@ -86,7 +87,7 @@ def _left_out(case: Case) -> list[str]:
     found = [
         f"of `{side}`: {packed.recorded - packed.boundaries} of {packed.recorded} boundaries"
         + (f", and the values of {packed.without_values} more" if packed.without_values else "")
-        + (f"; of {packed.cut} tensors only a part is there" if packed.cut else "")
+        + (f"; only a part of {packed.cut} more" if packed.cut else "")
         + (": the verdict is the same without them" if packed.recorded > packed.boundaries else "")
         for side, packed in zip(SIDES, case.traces, strict=False)
     ]
