@@ -62,7 +62,7 @@ def command(
     """
     from tensortrace.cli.render.case import packed  # what --help does not need
     from tensortrace.replay.case import Asked
-    from tensortrace.replay.pack import PackOptions, pack
+    from tensortrace.replay.packing import PackOptions, pack
     from tensortrace.replay.pytest_file import pytest_file
 
     if len(traces) > 2:

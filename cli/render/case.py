@@ -10,8 +10,8 @@ from tensortrace.cli.render.numbers import counted, size
 from tensortrace.cli.render.page import Look, Page
 from tensortrace.cli.render.safe import safe
 from tensortrace.diff.result import Result
-from tensortrace.replay.pack import PackedCase
 from tensortrace.replay.packed import CaseReplay
+from tensortrace.replay.packing import PackedCase
 
 
 def render(found: CaseReplay, *, look: Look, detail: text.Detail) -> str:
