@@ -86,7 +86,7 @@ def command(
     with Status(sys.stderr) as status:
         found = pack(traces, output, options=options, told=status.tell, replace_target=force)
     if test is not None:
-        write_text(pytest_file(found.case, output, test), test)
+        write_text(pytest_file(found.case, output, test), str(test))
     say(packed(found, str(output)), nl=False)
     say(f"next: trace replay {output}", err=True)
     return 0

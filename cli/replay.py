@@ -84,7 +84,7 @@ def _packed(path: Path, json_path: str | None, detail: Detail, test: Path | None
     with Progress(sys.stderr) as progress:
         found = replay_case(path, progress=progress.tell if progress.shown else None, jobs=cores())
     if test is not None:
-        write_text(pytest_file(found.case, path, test), test)
+        write_text(pytest_file(found.case, path, test), str(test))
     if json_path is not None:
         write_document(found, json_path)
     if json_path != STDOUT:

@@ -94,13 +94,14 @@ def compare(
     with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b:
         broken = [*torn(opened_a), *torn(opened_b)]
         return compare_opened(
-            opened_a, opened_b, options=options, progress=progress, executor=executor, told=broken
+            opened_a, opened_b, options=options, progress=progress, executor=executor, look=look, told=broken
         )
 
 
 def compare_opened(
     opened_a: Trace, opened_b: Trace, *, options: CompareOptions, progress: Progress | None = None,
-    executor: Executor | None = None, told: Sequence[str] = (),
+    executor: Executor | None = None, look: Callable[[Examined], None] | None = None,
+    told: Sequence[str] = (),
 ) -> Result:  # fmt: skip
     """Compare two opened traces, which may be parts of what was recorded; otherwise as ``compare``.
 

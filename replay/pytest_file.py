@@ -23,14 +23,16 @@ def test_{name}() -> None:
     assert replayed.found.verdict == {verdict!r}, replayed.found.headline
     first = replayed.found.first
     assert {place} == {first!r}, replayed.found.headline
-    assert replayed.found.causes[:1] == {causes!r}, replayed.found.headline
-'''
+    assert replayed.found.causes[:1] == {causes!r}, replayed.found.headline'''
 
 _PLACE = "(first and (first.step, first.microbatch, first.kind, first.name, first.slot, first.call))"
 
 
 def pytest_file(case: Case, archive: Path, test: Path) -> str:
-    """Return the source of a test at ``test`` that needs tensortrace and the archive, and nothing else."""
+    """Return the source of a test at ``test`` that needs tensortrace and the archive, and nothing else.
+
+    The last line has no newline yet.
+    """
     first = case.expected.first
     where = first and (first.step, first.microbatch, first.kind, first.name, first.slot, first.call)
     headline = re.sub(

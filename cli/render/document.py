@@ -56,17 +56,8 @@ def _deliver(document: bytes, path: str) -> None:
     if path == STDOUT:
         click.echo(document)
         return
-    _write(Path(path), document + b"\n")
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a file, which appears whole or not at all; raise BadRequest where it cannot be written."""
-    _write(path, text.encode())
-
-
-def _write(path: Path, data: bytes) -> None:
     try:
-        _replace(path, data)
+        _replace(Path(path), document + b"\n")
     except OSError as error:
         raise BadRequest(f"{path} cannot be written", found=error.strerror or str(error)) from error
 
