@@ -117,6 +117,25 @@ def test_what_is_half_zeros_is_compressed_in_a_hurry_too(dtype: str, array: np.n
     assert size < 0.55 * data.size
 
 
+def test_half_precision_is_compressed_in_a_hurry_where_its_exponents_differ_little() -> None:
+    normal = np.random.default_rng(8).standard_normal(40_000).astype("<f4")
+    encoder = Encoder("auto")
+    sizes = {}
+    for name, array in {"before": normal, "near 1": 1 + np.abs(normal) / 2}.items():
+        data = (array.view("<u4") >> 16).astype("<u2").view(np.uint8)
+        codec = encoder.codec_of("bfloat16", data, hurried=True)
+        frames = encoder.frames(codec, "bfloat16", data, hurried=True)
+        sizes[name] = sum(len(part) for frame in frames for part in frame) / data.size
+    assert sizes["before"] > 1
+    assert sizes["near 1"] < 2 / 3
+
+
+def test_what_is_compressed_in_a_hurry_is_not_told_by_one_column() -> None:
+    rows = np.ones((512, 1024), "<f4")
+    rows[:, 32:] = np.random.default_rng(9).standard_normal((512, 992))
+    assert Encoder("auto").codec_of("float32", rows.reshape(-1).view(np.uint8), hurried=True) == "raw"
+
+
 def test_numbers_of_full_precision_are_taken_as_they_are_in_a_hurry() -> None:
     data = np.random.default_rng(7).standard_normal(40_000).astype("<f4").view(np.uint8)
     assert Encoder("auto").codec_of("float32", data, hurried=True) == "raw"
