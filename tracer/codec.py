@@ -181,8 +181,8 @@ def _saves_a_third(data: Bytes, itemsize: int) -> bool:
     """Tell from a sample whether planes save more than a third of a tensor, as far as that is cheap to tell.
 
     They do where the lower half of most elements is zero: of zeros, and of numbers that were computed in half
-    the precision they are held in; and of numbers of two bytes where few exponents, or few numbers,
-    are frequent. The sample are stretches of neighbours, since each place in memory costs more than what is done
+    the precision they are held in; and of numbers of two bytes where few exponents, or few numbers, are
+    frequent. The sample are stretches of neighbours, since each place in memory costs more than what is done
     with it, and an odd number of stretches apart, so that they don't lie in one column of a matrix.
     """
     words = data.view(f"<u{min(itemsize, 8)}")

@@ -36,7 +36,8 @@ class Spares:
 
     What an optimizer makes is left once this rank has had its kind of every parameter that has a gradient,
     so from the second step on: where ranks share the updates out (ZeRO, or by hand), each has what no
-    other has. What has the bytes of something that was left before is left, too.
+    other has. Parameters are left in the first step, too, if the state of all was there before them. What
+    has the bytes of something that was left before is left, too.
     """
 
     def __init__(self) -> None:
@@ -65,9 +66,15 @@ class Spares:
     def _has_all(self, boundary: Boundary) -> bool:
         if boundary.step == INIT_STEP:
             return boundary.kind is Kind.PARAM
-        kind, had = boundary.kind, self._had[boundary.kind]
+        kind = boundary.kind
+        found = self._covers(kind) or (kind is Kind.PARAM and self._covers(Kind.OPTIMIZER_STATE))
+        self._had[kind].add(boundary.name)
+        return found
+
+    def _covers(self, kind: Kind) -> bool:
+        """Tell whether this rank has had a kind of every parameter that has a gradient."""
+        had = self._had[kind]
         sizes = len(self._with_gradient), len(had)
         if self._known.get(kind, (0, 0, False))[:2] != sizes:
             self._known[kind] = *sizes, bool(had) and bool(sizes[0]) and self._with_gradient <= had
-        had.add(boundary.name)
         return self._known[kind][2]

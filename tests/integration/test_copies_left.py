@@ -69,6 +69,15 @@ def test_what_optimizers_make_is_left_by_ranks_that_have_it_of_all_parameters(
     assert found == [True, True, *([False] * len(others)), left]
 
 
+@pytest.mark.parametrize(("others", "left"), [(("a", "b"), True), (("a",), False)])
+def test_parameters_are_left_at_once_by_ranks_that_have_the_state_of_all(
+    others: tuple[str, ...], left: bool
+) -> None:
+    first = [(Kind.OPTIMIZER_STATE, name) for name in others]
+    found = left_by(*GRADIENTS, *first, (Kind.PARAM, "a"), (Kind.PARAM, "b"))
+    assert found == [True, True, *([False] * len(others)), left, left]
+
+
 def two_ranks(root: Path, other: np.ndarray) -> Path:
     """Write a parameter that rank 1 declares a copy of rank 0's."""
     meshes = {"ddp": Mesh(("dp",), (2,), (0, 1))}
