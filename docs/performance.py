@@ -137,14 +137,9 @@ def circumstances() -> str:
 
 def machine() -> list[str]:
     """Return what one core, the memory and the disk of this machine can do at most."""
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").open()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
+    described = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    named = re.search(r"^model name\s*: (.+)$", described, re.MULTILINE)
+    model = named[1] if named else platform.processor()
     cores = len(os.sched_getaffinity(0))
     source = np.ones(64 << 20, np.uint8)
     target = np.ones_like(source)
