@@ -11,7 +11,7 @@ import torch
 
 from tensortrace.tracer import hooks
 from tensortrace.tracer.copies import unsupported
-from tensortrace.tracer.types import Boundary, Kind, Mesh, Meta, Shard
+from tensortrace.tracer.types import Boundary, Kind, Mesh, Meta, Module, Shard
 
 
 @dataclass
@@ -28,6 +28,7 @@ class MemorySink:
     failures: list[tuple[str, BaseException]] = field(default_factory=list)
     meshes: dict[str, Mesh] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
+    modules: dict[str, Module] = field(default_factory=dict)
     active: bool = True
 
     def wants(self, kind: Kind, name: str, *, step: int) -> bool:
@@ -70,6 +71,9 @@ class MemorySink:
 
     def mesh(self, name: str, mesh: Mesh) -> None:
         self.meshes[name] = mesh
+
+    def module(self, name: str, module: Module) -> None:
+        self.modules[name] = module
 
     def absent(self, kind: Kind, reason: str | None) -> None:
         if reason is None:

@@ -13,6 +13,7 @@ from tensortrace.tracer.types import (
     Entry,
     Manifest,
     Mesh,
+    Module,
     Promise,
     RankManifest,
     Shard,
@@ -146,8 +147,22 @@ def check_rank_manifest(manifest: RankManifest) -> None:
     _check_promise(manifest.promise)
     for key, mesh in manifest.meshes.items():
         _check_mesh(f"meshes.{key[:_MAX_WORD]}", mesh)
+    for module in manifest.modules:
+        _check_module(module)
     if manifest.window is not None:
         _check_window(manifest.window)
+
+
+def _check_module(module: Module) -> None:
+    for name in (module.kind, *module.names):
+        _text("modules.names", name)
+    _text("modules.odd", module.odd or "-")
+    for key, value in module.settings.items():
+        _text("modules.settings", key)
+        if isinstance(value, str):
+            _text("modules.settings", value or "-")
+        for number in value if isinstance(value, tuple) else (value,):
+            _require(abs(number) < MAX_NUMBER if isinstance(number, int) else True, "modules.settings", key)
 
 
 def _check_window(window: Window) -> None:

@@ -17,6 +17,7 @@ from tensortrace.tracer import layout
 from tensortrace.tracer.claim import claim
 from tensortrace.tracer.copies import dtype_name, unobserved, unsupported
 from tensortrace.tracer.notices import describe, say
+from tensortrace.tracer.module_settings import together
 from tensortrace.tracer.quota import Metered
 from tensortrace.tracer.selection import Selection
 from tensortrace.tracer.settings import Settings
@@ -29,6 +30,7 @@ from tensortrace.tracer.types import (
     Kind,
     Mesh,
     Meta,
+    Module,
     RankManifest,
     Shard,
 )
@@ -99,6 +101,8 @@ class Recorder:
         self._events = 0
         self._steps = 0
         self._meshes: dict[str, Mesh] = {}
+        self._modules: dict[str, Module] = {}
+        self._alike: tuple[Module, ...] = ()
         self._absent: dict[str, str] = {}
         self._drops = Drops()
 
@@ -187,6 +191,12 @@ class Recorder:
             if self._stage is not None:
                 self._stage.know(meshes)
             self._save_manifest()
+
+    def module(self, name: str, module: Module) -> None:
+        """Note what is known of a module; it is written with the manifest of the step's end."""
+        with self._lock:
+            self._modules[name] = module
+            self._alike = ()
 
     def absent(self, kind: Kind, reason: str | None) -> None:
         """Declare that this run has no such rung; a reason of None takes the declaration back."""
@@ -324,8 +334,14 @@ class Recorder:
                 pid=os.getpid(), host=socket.gethostname(), device=self._device, steps=self._steps,
                 boundaries=self._events, meshes=dict(self._meshes), promise=self._settings.promise,
                 absent=dict(self._absent), drops=self._drops, environment=self._environment,
-                ended=self._ended,
+                ended=self._ended, modules=self._modules_alike(), ignorable=("modules",),
             )  # fmt: skip
+
+    def _modules_alike(self) -> tuple[Module, ...]:
+        """Return the modules noted so far, those that are alike together; the lock is held."""
+        if not self._alike:
+            self._alike = together(self._modules)
+        return self._alike
 
     def _refused(self, tensor: torch.Tensor) -> None:
         if self._ended is None:

@@ -24,6 +24,9 @@ COUPLES_ROWS = "batch"
 OF_RECORDED = "direct"
 """``meta.op`` of a loss whose scores are a recorded tensor's values: no rounding lies between the two."""
 
+SOLE = "sole"
+"""``meta.op`` of a gradient that one call of a module brought alone: nothing else used the tensor."""
+
 PART_OF_LOSS = "part"
 """``meta.op`` of a loss found in a graph that uses the same log-probabilities for something else, too."""
 
@@ -329,12 +332,30 @@ class Drops(Record, frozen=True):
     reasons: dict[str, int] = {}
 
 
+Setting = bool | int | float | str | tuple[int, ...] | None
+"""A plain setting of a module, as its constructor was given it."""
+
+
+class Module(Record, frozen=True):
+    """What is known of modules of ``torch.nn``, beside their parameters: the name of the class and the settings.
+
+    ``names`` are the modules of which all this holds. ``odd`` says why its calls need not be what the class and the settings say (hooks of the program, another
+    ``forward``, settings that changed while it was recorded).
+    """
+
+    kind: str
+    settings: dict[str, Setting] = {}
+    odd: str = ""
+    names: tuple[str, ...] = ()
+
+
 class RankManifest(Record, frozen=True, kw_only=True):
     """``rank.json``: what one rank knows of itself. ``ended`` is None while the rank is running.
 
     ``absent`` maps a kind to the reason why this run has no such rung ("one rank, no reduction").
     ``ended`` is one of ``finished``, ``failed: REASON`` (the recorder stood down; training went on),
     ``exception: TYPE`` (the program raised). ``window`` is there where not all recorded steps are kept.
+    ``modules`` are those of ``torch.nn``'s own classes that were called.
     """
 
     format: int
@@ -354,6 +375,7 @@ class RankManifest(Record, frozen=True, kw_only=True):
     ended: str | None = None
     ignorable: tuple[str, ...] = ()
     window: Window | None = None
+    modules: tuple[Module, ...] = ()
 
 
 class Manifest(Record, frozen=True, kw_only=True):

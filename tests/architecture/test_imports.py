@@ -14,7 +14,7 @@ LAYERS = """
   < tracer.types
   < tracer.explicit | tracer.layout | tracer.notices | tracer.masking | tracer.copies | tracer.codec_dtypes
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
-    | tracer.settings | tracer.environment
+    | tracer.settings | tracer.environment | tracer.module_settings
   < tracer.geometry | tracer.levels | tracer.identities | tracer.full_at | tracer.replicas
   < tracer.sketching
   < tracer.keeping

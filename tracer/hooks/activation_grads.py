@@ -11,9 +11,10 @@ from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.placements import Spec
-from tensortrace.tracer.types import Kind, Meta, Shard
+from tensortrace.tracer.types import SOLE, Kind, Meta, Shard
 
 _TOTAL = Meta(total=True)
+_SOLE = Meta(total=True, op=SOLE)
 _OWN = Meta()
 
 
@@ -89,6 +90,8 @@ class GradHooks:
         if call is None:
             call = self._fired[at, name, slot]
             self._fired[at, name, slot] += 1
+        if meta is _TOTAL and self._session.soles.is_sole((at, name, slot, call), gradient):
+            meta = _SOLE
         self._session.emit(
             gradient, at, Kind.ACTIVATION_GRAD, name, slot,
             call=call, meta=meta, shard=shard, spec=spec,

@@ -14,7 +14,10 @@ from tensortrace.tracer.hooks.after_hooks import AfterHooks
 from tensortrace.tracer.hooks.guard import guard, on_retire
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.placements import Spec, split
-from tensortrace.tracer.types import Kind
+from tensortrace.tracer.types import SOLE, Kind, Meta
+
+
+_SOLE = Meta(op=SOLE)
 
 
 class Gradients:
@@ -128,7 +131,8 @@ class Gradients:
         if not session.wants(Kind.LOCAL_GRAD, name, at, parameter):
             return
         call = session.clock.ordinal_in(at, Kind.LOCAL_GRAD, name)
-        session.emit(gradient, at, Kind.LOCAL_GRAD, name, "grad", call=call, parameter=parameter)
+        sole = _SOLE if session.soles.is_sole(id(parameter), gradient) else None
+        session.emit(gradient, at, Kind.LOCAL_GRAD, name, "grad", call=call, meta=sole, parameter=parameter)
         self._after_hooks.arrived(parameter, gradient, at, call)
         local, spec = split(gradient)
         with unobserved():

@@ -6,7 +6,7 @@ import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from tensortrace.tracer.hooks.guard import guard, is_armed
 from tensortrace.tracer.hooks.names import ModuleName
 from tensortrace.tracer.hooks.optimizer_depth import inside_optimizer
 from tensortrace.tracer.hooks.places import Places
+from tensortrace.tracer.hooks.plain import PlainModules
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.hooks.walk import tensors_of_call, tensors_of_result
@@ -45,6 +46,8 @@ class Frame:
         self.places: dict[str, Place] = {}
         self.inputs: list[int] = []
         self.outputs: list[int] = []
+        self.plain = False
+        self.watched: list[tuple[Hashable, torch.Tensor]] = []
 
 
 class _Local(threading.local):
@@ -69,6 +72,7 @@ class Modules:
         self.within: Callable[[nn.Module, Frame, Callable[..., Any], Any, Any], Any] | None = None
         self.grads = GradHooks(session)
         session.scope = self._scope
+        self._plain = PlainModules(session)
         self._places = Places()
         session.after_backward.append(self._places.backward_ended)
         session.learns = self._places.any
@@ -220,6 +224,8 @@ class Modules:
         session, parent = self._session, self._parent(frame)
         if frame.at.microbatch is not None:
             uses.watch(session, module, frame.name, frame.at, tensors_of_call(args, kwargs), result)
+            if frame.plain and session.clock.grad_enabled():
+                self._watch_soles(module, frame, result)
         for slot, tensor in tensors_of_result(result):
             producers, meta = tuple(frame.inputs), frame.meta
             if frame.outputs:
@@ -229,6 +235,17 @@ class Modules:
             event = self._record(tensor, frame, slot, producers, meta, is_output=True)
             if event is not None and parent is not None:
                 parent.outputs.append(event)
+
+    def _watch_soles(self, module: nn.Module, frame: Frame, result: object) -> None:
+        """Find out in backward which gradients this call alone brings, if it is no container."""
+        targets, frame.watched = frame.watched, []
+        if frame.outputs:
+            return
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.requires_grad:
+                targets.append((id(self._session.names.parameter(parameter)), parameter))
+        if targets:
+            self._session.soles.watch(result, targets)
 
     def innermost(self) -> Frame | None:
         """Return the recorded call that this thread is in the middle of."""
@@ -268,6 +285,7 @@ class Modules:
         is_root: bool,
     ) -> None:
         frame.meta = self._describe(module, frame)
+        frame.plain = self._plain.note(module, frame.name)
         parent = self._parent(frame)
         given = tensors_of_call(args, kwargs)
         frame.places = self._places.of_inputs(module, frame.entered, given)
@@ -325,6 +343,8 @@ class Modules:
             own = place.gradient if place is not None else None
             total = not is_output and not is_own_input(tensor)
             self.grads.watch(tensor, at, name, slot, call.number, total=total, spec=own)
+            if frame.plain and not is_output:
+                frame.watched.append(((at, name, slot, call.number), tensor))
         return event
 
     def _describe(self, module: nn.Module, frame: Frame) -> Meta:

@@ -21,6 +21,7 @@ from tensortrace.tracer.hooks.patches import Patches
 from tensortrace.tracer.hooks.prelude import Held, Prelude
 from tensortrace.tracer.hooks.producers import Producers
 from tensortrace.tracer.hooks.sink import Sink
+from tensortrace.tracer.hooks.sole import Soles
 from tensortrace.tracer.placements import (
     OF_SAMPLES,
     Layout,
@@ -66,6 +67,7 @@ class Session:
         self.names = Names()
         self.flats = Flats(self.names)
         self.producers = Producers()
+        self.soles = Soles()
         self.patches = Patches()
         self.optimizers: Order[Optimizer] = Order()
         self.muted = 0
@@ -88,6 +90,7 @@ class Session:
         self.clock.on_open.append(self._begin_window)
         self.clock.on_divide.append(self.producers.turn)
         self.clock.on_open.append(self.producers.turn)
+        self.clock.on_open.append(self.soles.forget)
         self.clock.on_open.append(self.prelude.release)
 
     def _begin_window(self) -> None:

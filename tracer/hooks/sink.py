@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from tensortrace.tracer.types import Kind, Mesh, Meta, Shard
+from tensortrace.tracer.types import Kind, Mesh, Meta, Module, Shard
 
 
 class Sink(Protocol):
@@ -48,6 +48,9 @@ class Sink(Protocol):
 
     def mesh(self, name: str, mesh: Mesh) -> None:
         """Note a mesh that shards refer to; it must come before the first boundary that does."""
+
+    def module(self, name: str, module: Module) -> None:
+        """Note what is known of a module; what was noted of the name before no longer holds."""
 
     def absent(self, kind: Kind, reason: str | None) -> None:
         """Declare that this run has no such rung; a reason of None takes the declaration back."""

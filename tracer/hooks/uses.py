@@ -13,12 +13,11 @@ from torch.autograd.graph import Node
 from tensortrace.tracer.hooks.clock import Moment
 from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
+from tensortrace.tracer.hooks.sole import CAST
 from tensortrace.tracer.hooks.walk import tensors_of_result
 from tensortrace.tracer.types import Kind
 
 MAX_NODES = 64
-CAST = "ToCopyBackward0"
-"""Autocast casts a weight once for all its uses; a use's own part is upstream of the cast."""
 
 
 def watch(
