@@ -30,6 +30,7 @@ TRACE = click.Path(path_type=Path)
     "of each one's mean. Without it what tokens weigh tells.",
 )  # fmt: skip
 @click.option("--layout", type=TRACE, metavar="FILE", help="Layout file of the trace (docs/layouts.md).")
+@click.option("--no-modules", is_flag=True, help="Do not execute modules again, which is most of the work.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Of stdout.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON, too.")
 @click.option(
@@ -39,8 +40,9 @@ TRACE = click.Path(path_type=Path)
 @click.option("-q", "detail", flag_value="quiet", type=str, help="Print the headline alone.")
 @click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
 def command(
-    trace: Path, *, objective: str | None, layout: Path | None, form: Literal["text", "json"],
-    json_path: str | None, test: Path | None, force: bool, detail: Detail | None,
+    trace: Path, *, objective: str | None, layout: Path | None, no_modules: bool,
+    form: Literal["text", "json"], json_path: str | None, test: Path | None, force: bool,
+    detail: Detail | None,
 ) -> int:  # fmt: skip
     """Hold every boundary of TRACE against what its recorded inputs give in float64: no second run is needed.
 
@@ -62,7 +64,7 @@ def command(
         return _packed(trace, json_path, detail or "normal", test)
     if test is not None:
         raise click.UsageError("--pytest is for a packed case: see `trace pack`")
-    options = ReplayOptions(objective=cast("Name | None", objective), layout=layout)
+    options = ReplayOptions(cast("Name | None", objective), layout, "none" if no_modules else "all")
     with Progress(sys.stderr) as progress:
         result = replay(trace, options=options, progress=progress.tell if progress.shown else None)
     if json_path is not None:

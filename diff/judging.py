@@ -50,7 +50,7 @@ class Judge:
         """Return the spacing at which a boundary was computed, 0 where it must be equal."""
         if entry.exact:
             return 0.0
-        if entry.eps and (entry.slot.slot == "weight" or self.known.has_values(node)):
+        if entry.eps and (entry.summed or entry.slot.slot == "weight" or self.known.has_values(node)):
             return entry.eps
         eps = coarser_eps((*entry.items_a, *entry.items_b))
         if entry.slot.kind in PASSES and eps:
@@ -72,7 +72,7 @@ class Judge:
         terms = max(self.known.terms(node, entry, loaded.shape, pair), entry.terms)
         spacing, exact = max(eps, stored_eps(entry)), entry.exact or self.exact or not eps
         given = Given(eps, spacing, terms, self.noise(node, entry), self.floors.get(node))
-        quick = None if exact else far_inside(node, loaded, self.known, given)
+        quick = None if exact or entry.summed else far_inside(node, loaded, self.known, given)
         return quick or self._exactly(node, entry, loaded, given), quick is not None
 
     def _exactly(self, node: Node, entry: Comparison, loaded: Assembled | Streamed, given: Given) -> Measured:
@@ -80,11 +80,12 @@ class Judge:
         if entry.exact and metrics.equal and loaded.exact:  # beyond 2^53 float64 cannot tell
             same = all(np.array_equal(a, b) for a, b in loaded.blocks())
             metrics = metrics if same else Metrics(metrics.elements, False, rel_l2=2.0**-53)
-        return self._measured(node, loaded, metrics, given.terms, given.spacing)
+        return self._measured(node, loaded, metrics, given.terms, given.spacing, entry.summed)
 
     def _measured(
-        self, node: Node, loaded: Assembled | Streamed, metrics: Metrics, terms: float, eps: float
-    ) -> Measured:
+        self, node: Node, loaded: Assembled | Streamed, metrics: Metrics, terms: float, eps: float,
+        summed: int = 0,
+    ) -> Measured:  # fmt: skip
         """Return everything that is measured of a pair; equal tensors need no second look."""
         if metrics.equal:
             return Measured(metrics, 0.0, terms)
@@ -92,7 +93,7 @@ class Judge:
             return measured_estimates(metrics, terms, self.known.length(node), eps)
         peak = measure_peak(loaded.blocks(), metrics, terms)
         coherence = measure_coherence(loaded.shape, loaded.blocks(), metrics.projection, eps)
-        return Measured(metrics, peak, terms, self.known.length(node), coherence)
+        return Measured(metrics, peak, terms, summed or self.known.length(node), coherence)
 
     def judge(
         self, node: Node, entry: Comparison, measured: Measured, eps: float, pair: StepPair | None
@@ -102,9 +103,11 @@ class Judge:
         floor = self.floors.get(node)
         if entry.exact or not eps or (self.exact and not derived):
             return judge_exact(measured.metrics, floor), "unknown"
-        parents = self.known.inherits(node, measured.size)
+        parents = [] if entry.summed else self.known.inherits(node, measured.size)
         agreeing = [e for e in parents if not e.diverges]
         plain = judge_model(measured, eps, agreeing, noise=self.noise(node, entry), floor=floor)
+        if entry.summed:
+            return plain, "own" if plain.ratio > 1 else "inputs"
         own, by_formula = judge_update(entry, pair, measured.metrics, eps)
         if own is None or not by_formula:
             return own or plain, "unknown"

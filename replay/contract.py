@@ -14,12 +14,18 @@ from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot, StepView
 from tensortrace.diff.compare import Sides
 from tensortrace.diff.gradients import Gradients
+from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import Comparison, OneSided, by_rank
 from tensortrace.diff.plan.updates import as_real, unexplained
 from tensortrace.diff.stream import Sum, block_size, item_blocks, paired
 from tensortrace.diff.stream import one as as_sum
 from tensortrace.diff.tolerance import Unexplained, measure_streamed, measure_unexplained
 from tensortrace.tracer.types import Kind
+
+UNPLACED = (
+    f"ranks hold different tensors of it from the start, and {NO_LAYOUT}: give one with --layout, or "
+    "they are copies that began apart"
+)
 
 Ref = tuple[int | None, Slot]
 Own = Callable[[], Iterable[Sides]]
@@ -183,9 +189,9 @@ class Step:
         found = [items[0] for slot, items in self.view.find(Kind.SCHEDULE) if slot.slot == "scale"]
         return float(found[0].read()) if found else None
 
-    def with_expected(self, contracts: Iterable[Contract]) -> StepView:
-        """Return the step as it would be if all contracts were kept."""
-        items = dict(self.view.items)
+    def with_expected(self, contracts: Iterable[Contract], base: StepView | None = None) -> StepView:
+        """Return the step as it would be if all contracts were kept; ``base`` is it with others kept."""
+        items = dict((base or self.view).items)
         for contract in (part for whole in contracts for part in whole.parts or (whole,)):
             kept = {id(item) for item in contract.actual}
             items[contract.slot] = tuple(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
 from tensortrace.diff.catalog import Catalog, Slot, StepView
 from tensortrace.diff.engine import carried, torn
-from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import StepPlan, replica
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.recompute import plan_recomputed
@@ -20,10 +21,11 @@ from tensortrace.diff.relaid import laid_out
 from tensortrace.diff.weighing import only_weighing
 from tensortrace.replay.clipping import clipping
 from tensortrace.replay.continuity import continuity, recomputed, replicas
-from tensortrace.replay.contract import Contracts, Gap, Step, microbatch_of
+from tensortrace.replay.contract import UNPLACED, Contracts, Gap, Step, microbatch_of
 from tensortrace.replay.found import OracleCatalog, Replaying
 from tensortrace.replay.gradients import gradients
 from tensortrace.replay.losses import Weighed, losses, weighed
+from tensortrace.replay.modules import Modules, ModuleWork, hold_modules
 from tensortrace.replay.objective import NAMES, Name, Objective, infer
 from tensortrace.replay.result import Replay
 from tensortrace.replay.schedules import schedule
@@ -39,7 +41,7 @@ Progress = Callable[[float, int], None]
 SAMPLED = 3
 """Of how many steps the objective is inferred."""
 
-GIVEN, MODULES = "it was given", "what modules compute: oracle replay does not re-execute them"
+GIVEN, MODULES = "it was given", "what modules compute: not executed again"
 BEGAN = "what the run began with, which nothing computes"
 
 REASONS: dict[Kind, str] = {
@@ -56,22 +58,19 @@ REASONS: dict[Kind, str] = {
 }
 """Why a kind has no contract."""
 
-UNPLACED = (
-    f"ranks hold different tensors of it from the start, and {NO_LAYOUT}: give one with --layout, or "
-    "they are copies that began apart"
-)
-
 OTHER = "nothing that was recorded says what it should be"
 
 
 class ReplayOptions(Struct, frozen=True):
     """What is known of the run beside its trace.
 
-    ``objective`` is one of ``NAMES``, None to infer it; ``layout`` a layout file.
+    ``objective`` is one of ``NAMES``, None to infer it; ``layout`` a layout file; ``modules`` says whether what
+    modules compute is executed again.
     """
 
     objective: Name | None = None
     layout: Path | None = None
+    modules: Literal["all", "none"] = "all"
 
 
 def replay(
@@ -99,12 +98,13 @@ def replay_opened(
     """
     trace, of_layout = laid_out(opened, options.layout)
     found = Replaying(Catalog(trace), OracleCatalog(trace), notes=[*told, *of_layout])
+    modules = Modules.of(opened) if options.modules == "all" else None
     steps = _steps(found)
     objective = _objective(options, steps)
     _replay_init(found)
     began: dict[Slot, tuple[int, int]] = {}
     for number, step in enumerate(steps):
-        _replay_step(step, objective, began, found)
+        _replay_step(step, objective, began, found, modules)
         _moved(step.view, began)
         if progress:
             progress(number + 1, len(steps))
@@ -163,8 +163,9 @@ def _replay_init(found: Replaying) -> None:
 
 
 def _replay_step(
-    step: Step, objective: Objective, began: Mapping[Slot, tuple[int, int]], found: Replaying
-) -> None:
+    step: Step, objective: Objective, began: Mapping[Slot, tuple[int, int]], found: Replaying,
+    modules: Modules | None,
+) -> None:  # fmt: skip
     contracts = Contracts()
     losses(step, contracts)
     gradients(step, contracts)
@@ -174,7 +175,9 @@ def _replay_step(
     continuity(step, contracts)
     replicas(step, contracts)
     weights = weighed(step, objective, contracts)
-    _hold(step, contracts, found, weights.refs)
+    work = hold_modules(step, modules, found) if modules is not None else ModuleWork()
+    contracts.gaps += work.gaps
+    _hold(step, contracts, found, weights.refs | work.told, work.told)
     _weigh(step, weights, found)
     equal, odd = recomputed(step)
     found.recomputed += equal + len(odd)
@@ -186,11 +189,12 @@ def _hold(
     contracts: Contracts,
     found: Replaying,
     weights: frozenset[tuple[int | None, Slot]] = frozenset(),
+    done: AbstractSet[tuple[int | None, Slot]] = frozenset(),
 ) -> None:
     """Compare what is there with what the contracts say, and note what they say nothing of."""
     contracts.without(step.unplaced, UNPLACED)
     kept = contracts.together()
-    expected = step.with_expected(kept)
+    expected = step.with_expected(kept, found.oracle.expected.get(step.view.step))
     found.oracle.expected[step.view.step] = expected
     plan = StepPlan(step.view.step, [c.comparison() for c in kept], list(contracts.odd))
     pair = StepPair(expected, step.view, step.before, step.before)
@@ -198,7 +202,7 @@ def _hold(
     found.execution.run(plan, None, pair)
     found.notes += contracts.notes
     told = contracts.told | weights
-    replayed = {(c.microbatch, c.slot) for c in kept} | {(o.microbatch, o.slot) for o in contracts.odd}
+    replayed = {(c.microbatch, c.slot) for c in kept} | {(o.microbatch, o.slot) for o in contracts.odd} | done
     for gap in dict.fromkeys(contracts.gaps):
         if (gap.microbatch, gap.slot) not in replayed:
             found.gaps.append((step.view.step, gap))

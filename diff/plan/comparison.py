@@ -45,7 +45,8 @@ class Comparison:
     ``rung`` tells of a gradient whether only one run fails to make it of its own rung before.
     ``terms`` is the norm of the terms summed, where the plan knows it; ``noise`` an allowance beyond
     round-off, relative; ``of_error`` one in terms of the relative error of the activations that the boundary
-    was computed from. ``follows`` are boundaries that change this one as a whole where they diverge, by any
+    was computed from. ``summed`` says that ``a`` was computed from the recorded values alone, each element from
+    so many terms: nothing is inherited, and the boundary speaks for itself. ``follows`` are boundaries that change this one as a whole where they diverge, by any
     factor, and give it no error where they agree: all gradients do, by the coefficient that clips them.
     """
 
@@ -68,6 +69,7 @@ class Comparison:
     terms: float = 0.0
     noise: float = 0.0
     of_error: float = 0.0
+    summed: int = 0
     follows: tuple[tuple[int | None, Slot], ...] = ()
 
     @property
