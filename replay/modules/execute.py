@@ -7,7 +7,7 @@ element by itself. What that changes of the result is what round-off of that rel
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,9 +31,12 @@ class Made:
 
 
 def execute(
-    form: Form, given: Given, gradient: torch.Tensor | None, inputs: Sequence[str], own: Sequence[str]
+    form: Form, given: Given, gradient: torch.Tensor | None, inputs: Mapping[str, str],
+    own: Sequence[str],
 ) -> dict[str, Made]:
     """Return ``out``, and where a gradient comes back those of ``in.…`` and of own parameters by name.
+
+    ``inputs`` are those that want one, each by the first input that is the same tensor.
 
     Raises NoFormula where the formula does not fit what was given.
     """
@@ -63,15 +66,16 @@ def _summed(value: torch.Tensor, gradient: torch.Tensor | None, rows: int) -> in
 
 
 def _run(
-    form: Form, given: Given, gradient: torch.Tensor | None, inputs: Sequence[str], own: Sequence[str]
+    form: Form, given: Given, gradient: torch.Tensor | None, inputs: Mapping[str, str],
+    own: Sequence[str],
 ) -> dict[str, torch.Tensor]:
     leaves: dict[str, torch.Tensor] = {}
     if gradient is not None:
-        leaves |= {f"in.{name}": given.inputs[name].detach().requires_grad_() for name in inputs}
+        leaves |= {f"in.{n}": given.inputs[n].detach().requires_grad_() for n in set(inputs.values())}
         leaves |= {name: given.own[name].detach().requires_grad_() for name in own}
     held = replace(
         given,
-        inputs={name: leaves.get(f"in.{name}", value) for name, value in given.inputs.items()},
+        inputs={n: leaves.get(f"in.{inputs.get(n, n)}", value) for n, value in given.inputs.items()},
         own={name: leaves.get(name, value) for name, value in given.own.items()},
     )
     with torch.set_grad_enabled(bool(leaves)):

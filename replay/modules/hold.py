@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -43,6 +43,9 @@ UNREADABLE = "what it was computed from was not stored"
 NOT_FINITE = "what it was computed from is not finite"
 OTHER_SLOT = "its formula does not tell this part of what it returns"
 TEXT = "by the formula of {kind}"
+
+PRODUCTS = ("Linear", "Bilinear", "Conv", "MultiheadAttention")
+"""How the classes begin that multiply matrices: in the format of autocast, or in one to which float32 is rounded."""
 
 _PRECISIONS = {"high": 2.0**-10, "medium": 2.0**-7}
 """Spacing of TF32 and of bfloat16, to which float32 may be rounded before it is multiplied."""
@@ -124,7 +127,7 @@ class _Holding:
             return
         wanted = self._wanted(call, form, given)
         gradient = self._gradient(call) if wanted.inputs or wanted.own else None
-        inputs = wanted.inputs if gradient is not None else []
+        inputs = wanted.inputs if gradient is not None else {}
         trained = wanted.own if gradient is not None else []
         try:
             made = self._execute(call, form, given, gradient, inputs, trained)
@@ -146,13 +149,13 @@ class _Holding:
         for name, (slot, item) in call.values.items():
             if name.startswith("in."):
                 self._gap(slot, item, GIVEN)
-        self._gradients(call, made, again, module, text, [*inputs], [*trained], out)
+        self._gradients(call, made, again, module, text, inputs, trained, out)
         if self._pending > BATCH:
             self._flush()
 
     @staticmethod
     def _execute(
-        call: Call, form: Form, given: Given, gradient: torch.Tensor | None, inputs: Sequence[str],
+        call: Call, form: Form, given: Given, gradient: torch.Tensor | None, inputs: Mapping[str, str],
         trained: Sequence[str],
     ) -> dict[str, Made]:  # fmt: skip
         made = execute(form, given, gradient, inputs, trained)
@@ -204,9 +207,12 @@ class _Holding:
         return value if bool(torch.isfinite(value).all()) else None
 
     def _wanted(self, call: Call, form: Form, given: Given) -> _Wanted:
-        inputs = [
-            name for name in given.inputs if f"in.{name}" in call.gradients and given.inputs[name].is_floating_point()
-        ]
+        inputs: dict[str, str] = {}
+        known: dict[str, str] = {}
+        for name in given.inputs:
+            _, item = call.gradients.get(f"in.{name}", (None, None))
+            if item is not None and given.inputs[name].is_floating_point():
+                inputs[name] = known.setdefault(item.entry.digest, name)  # one tensor, given several times
         own = []
         for name, canonical in self._owned_names(call, form).items():
             if name in given.own and given.own[name].is_floating_point() and self._local(canonical, call):
@@ -239,8 +245,10 @@ class _Holding:
 
     def _gradients(
         self, call: Call, made: dict[str, Made], again: _Again, module: Module, text: str,
-        inputs: Sequence[str], trained: Sequence[str], out: str,
+        inputs: Mapping[str, str], trained: Sequence[str], out: str,
     ) -> None:  # fmt: skip
+        alone = {inputs[n.removeprefix("in.")] for n, (_, i) in call.gradients.items() if i.entry.meta.op == SOLE
+                 and n.removeprefix("in.") in inputs}
         back = [call.values[out][1], *(call.gradients[out][1:] if out in call.gradients else ())]
         parents = ((call.part.number, call.values[out][0]), *self._behind(call))
         for name, (slot, item) in call.gradients.items():
@@ -251,10 +259,10 @@ class _Holding:
             if key not in inputs:
                 self._gap(slot, item, NO_GRADIENT)
                 continue
-            eps = _eps([*back, item], module)
-            if item.entry.meta.op == SOLE:
+            eps, name = _eps([*back, item], module), f"in.{inputs[key]}"
+            if inputs[key] in alone:
                 self._expect(slot, item, made[name], again.held(name, made), eps, text, parents)
-            else:
+            elif inputs[key] == key:
                 self._share((call.part, item.entry.digest), made[name], again.held(name, made), eps, module.kind)
             self._parents.setdefault((microbatch_of(item), slot), parents)
         form = FORMULAS[module.kind]
@@ -304,7 +312,7 @@ class _Holding:
     def _begin(self, calls: Sequence[Call]) -> None:
         """Note which gradients of inputs are those of one tensor, and how many calls bring some of it."""
         held: dict[tuple[BatchPart, str], list[tuple[Slot, Item]]] = defaultdict(list)
-        uses: dict[tuple[BatchPart, str], int] = defaultdict(int)
+        users: dict[tuple[BatchPart, str], set[tuple[str, int]]] = defaultdict(set)
         self._calls_of: dict[tuple[BatchPart, str], int] = defaultdict(int)
         for call in calls:
             self._calls_of[call.part, call.name] += 1
@@ -312,7 +320,7 @@ class _Holding:
                 if name.startswith("in.") and item.entry.meta.op != SOLE and not is_exact(item.entry.dtype):
                     key = call.part, item.entry.digest
                     held[key].append((slot, item))
-                    uses[key] += self._has_formula(call)
+                    users[key] |= {(call.name, call.number)} if self._has_formula(call) else set()
             if self._has_formula(call):
                 form = FORMULAS[self._modules.module(call.name, call_ranks(call)).kind]
                 for canonical in self._owned_names(call, form).values():
@@ -320,8 +328,8 @@ class _Holding:
                     if arrived and arrived[0][1].entry.meta.op != SOLE:
                         key = call.part, canonical
                         held[key] = arrived
-                        uses[key] += 1
-        self._sums = {key: _Sum(uses[key], tuple(items)) for key, items in held.items() if uses[key]}
+                        users[key].add((call.name, call.number))
+        self._sums = {key: _Sum(len(users[key]), tuple(items)) for key, items in held.items() if users[key]}
 
     def _has_formula(self, call: Call) -> bool:
         try:
@@ -458,9 +466,12 @@ class _Holding:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Which gradients of a call were recorded: of inputs by their slots, of own parameters by name."""
+    """Which gradients of a call were recorded: of inputs by their slots, of own parameters by name.
 
-    inputs: list[str]
+    Inputs that are one tensor are each known by the first of them.
+    """
+
+    inputs: dict[str, str]
     own: list[str]
 
 
@@ -470,7 +481,7 @@ class _Again:
 
     holding: _Holding
     call: Call
-    inputs: Sequence[str]
+    inputs: Mapping[str, str]
     trained: Sequence[str]
 
     def held(self, name: str, made: dict[str, Made]) -> Held:
@@ -480,7 +491,7 @@ class _Again:
     def _value(self, name: str) -> np.ndarray:
         form, _, _, given = self.holding._given(self.call)
         gradient = self.holding._gradient(self.call) if name != "out" else None
-        inputs, trained = (self.inputs, self.trained) if gradient is not None else ((), ())
+        inputs, trained = (self.inputs, self.trained) if gradient is not None else ({}, ())
         return self.holding._execute(self.call, form, given, gradient, inputs, trained)[name].value
 
 
@@ -506,19 +517,20 @@ def _result(call: Call, form: Form) -> str:
 
 def _tensor(item: Item) -> torch.Tensor:
     """Return a recorded tensor in float64; integers as they are, whole."""
-    value = np.ascontiguousarray(item.read())
-    if value.dtype.kind == "b":
-        return torch.from_numpy(value.copy())
-    if value.dtype.kind in "iu":
-        return torch.from_numpy(value.astype(np.int64))
-    return torch.from_numpy(value.astype(np.float64))
+    value = np.asarray(item.read())
+    wide = {"b": np.bool_, "i": np.int64, "u": np.int64}.get(value.dtype.kind, np.float64)
+    return torch.from_numpy(np.array(value, dtype=wide, order="C"))
 
 
-def _eps(items: Iterable[Item], module: Module) -> float:
+def _eps(items: Sequence[Item], module: Module) -> float:
     """Return the spacing of the coarsest format that a result went through."""
     found = max((EPS.get(item.entry.dtype, 0.0) for item in items), default=0.0)
-    precision = module.settings.get("matmul_precision")
-    return max(found, _PRECISIONS.get(str(precision), 0.0)) if found >= EPS["float32"] else found
+    if not found or not module.kind.startswith(PRODUCTS):
+        return found
+    autocast = max(EPS.get(item.entry.meta.autocast or "", 0.0) for item in items)
+    if found < EPS["float32"]:
+        return found
+    return max(found, autocast, _PRECISIONS.get(str(module.settings.get("matmul_precision")), 0.0))
 
 
 def _is_stored(out: Item, given: Given, own: dict[str, Item]) -> bool:

@@ -152,7 +152,7 @@ ACTIVATIONS = {
     "Hardshrink": Form(_hardshrink, stores=1, kinked=True),
     "Softshrink": Form(_softshrink, kinked=True),
     "GLU": Form(_glu),
-    "Softmax": Form(_softmax, _row, _row, stores=1),
-    "LogSoftmax": Form(_log_softmax, _row, _row, stores=1),
+    "Softmax": Form(_softmax, _row, _row),
+    "LogSoftmax": Form(_log_softmax, _row, _row),
     "Softmin": Form(_softmin, _row, _row),
 }

@@ -103,6 +103,6 @@ NORMS = {
     "LayerNorm": Form(_layer_norm, _row, _row, stores=1),
     "RMSNorm": Form(_rms_norm, _row, _row, stores=2),
     "GroupNorm": Form(_group_norm, _group, _group, stores=1),
-    **{f"InstanceNorm{n}d": Form(_instance_norm, _instance, _instance, stores=1) for n in (1, 2, 3)},
-    **{f"BatchNorm{n}d": Form(_batch_norm, _channel, _channel, stores=1) for n in (1, 2, 3)},
+    **{f"InstanceNorm{n}d": Form(_instance_norm, _instance, _instance) for n in (1, 2, 3)},
+    **{f"BatchNorm{n}d": Form(_batch_norm, _channel, _channel) for n in (1, 2, 3)},
 }
