@@ -65,16 +65,20 @@ class Graph:
     def _visit(self, root: Node, done: dict[Node, None]) -> None:
         stack: list[tuple[Node, int]] = [(root, 0)]
         open_nodes: set[Node] = set()
+        before: dict[Node, list[Node]] = {}  # a node is come back to once for each of its parents
         while stack:
             node, index = stack.pop()
             if index == 0 and (node in done or node in open_nodes):
                 continue
             open_nodes.add(node)
-            before = (*self.parents(node), *self.leads(node))
-            parents = [p for p in before if p.step == root.step]
+            if index == 0:
+                above = (*self.parents(node), *self.leads(node))
+                before[node] = [p for p in above if p.step == root.step]
+            parents = before[node]
             if index == len(parents):
                 done[node] = None
                 open_nodes.discard(node)
+                del before[node]
                 continue
             stack.append((node, index + 1))
             if parents[index] not in done and parents[index] not in open_nodes:

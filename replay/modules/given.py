@@ -63,7 +63,8 @@ class Given:
     """One call: inputs by slot (``0``, ``kw.mask``), own parameters and buffers by name, all in float64.
 
     Ids stay integers and masks boolean. ``dtype`` is the format of its first input, ``shape`` the shape of what
-    it returned; ``out`` is that, where the formula of a module that draws numbers needs it.
+    it returned; ``out`` is that, where the formula of a module that draws numbers needs it. ``version`` is
+    that of torch, empty where it is not known.
     """
 
     inputs: Tensors
@@ -73,6 +74,7 @@ class Given:
     dtype: str
     shape: tuple[int, ...]
     out: torch.Tensor | None = None
+    version: tuple[int, ...] = ()
 
     @property
     def x(self) -> torch.Tensor:

@@ -195,6 +195,7 @@ class _Holding:
         given = Given(
             inputs, values, Settings(module.settings), bool(out.entry.meta.training), first.entry.dtype,
             out.entry.local_shape, _tensor(out) if form.random else None,
+            self._modules.version,
         )  # fmt: skip
         return form, module, own, given
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,21 +16,23 @@ FOREIGN = "its class is not one of torch.nn's own"
 
 @dataclass(frozen=True)
 class Modules:
-    """The modules of torch.nn that each rank called; ``told`` are the ranks that say so at all."""
+    """The modules of torch.nn that each rank called; ``told`` are the ranks that say so at all, ``version`` torch's."""
 
     by_rank: dict[tuple[int, str], Module]
     told: frozenset[int]
+    version: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, trace: Trace) -> Modules:
         """Read the manifests of a trace."""
         found: dict[tuple[int, str], Module] = {}
-        told = set()
+        told, versions = set(), set[tuple[int, ...]]()
         for rank in trace.ranks:
             if rank.manifest is not None and "modules" in rank.manifest.ignorable:
                 told.add(rank.rank)
+                versions.add(_numbers(rank.manifest.environment.versions.get("torch", "")))
                 found |= {(rank.rank, name): m for m in rank.manifest.modules for name in m.names}
-        return cls(found, frozenset(told))
+        return cls(found, frozenset(told), versions.pop() if len(versions) == 1 else ())
 
     def module(self, name: str, ranks: Iterable[int]) -> Module:
         """Return what the ranks that hold a call's tensors say of its module; of settings what they agree in.
@@ -54,3 +57,9 @@ class Modules:
             if all(module.settings.get(key, missing) == value for module in known)
         }
         return Module(first.kind, settings)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else ()

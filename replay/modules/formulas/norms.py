@@ -33,9 +33,15 @@ def _layer_norm(given: Given) -> torch.Tensor:
     return _scaled(made, given.maybe("weight"), given.maybe("bias"))
 
 
+def _least(given: Given) -> float:
+    """Return torch's own epsilon: that of the format in which it computes, before 2.7 that of the input."""
+    own = EPS[given.dtype]
+    return own if given.version and given.version < (2, 7) else min(own, EPS["float32"])
+
+
 def _rms_norm(given: Given) -> torch.Tensor:
     dims, eps = _over_last(given), given.settings.get("eps")
-    least = EPS[given.dtype] if eps is None else given.settings.number("eps")
+    least = _least(given) if eps is None else given.settings.number("eps")
     made = given.x / (given.x.square().mean(dims, keepdim=True) + least).sqrt()
     return _scaled(made, given.maybe("weight"), None)
 
