@@ -64,8 +64,8 @@ OTHER = "nothing that was recorded says what it should be"
 class ReplayOptions(Struct, frozen=True):
     """What is known of the run beside its trace.
 
-    ``objective`` is one of ``NAMES``, None to infer it; ``layout`` a layout file; ``modules`` says whether what
-    modules compute is executed again.
+    ``objective`` is one of ``NAMES``, None to infer it; ``layout`` a layout file; ``modules`` says whether
+    what modules compute is executed again.
     """
 
     objective: Name | None = None

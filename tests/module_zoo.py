@@ -1,4 +1,4 @@
-"""A model of one module of each kind that replay has a formula for, with odd settings, recorded in this process."""
+"""A model of one module of each kind that has a formula, with odd settings, recorded in this process."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ ZOO: dict[str, tuple[Make, Inputs]] = {
         with_target((3, 7, 4), classes(3, 4)),
     ),
     "cross_entropy_sum": (
-        lambda: nn.CrossEntropyLoss(reduction="sum", ignore_index=2), with_target((6, 7), lambda g: ids(6, most=7)(g)[0])
+        lambda: nn.CrossEntropyLoss(reduction="sum", ignore_index=2),
+        with_target((6, 7), lambda g: ids(6, most=7)(g)[0]),
     ),
     "cross_entropy_shares": (lambda: nn.CrossEntropyLoss(), with_target((6, 7), shares(6, 7))),
     "nll": (lambda: nn.NLLLoss(torch.linspace(0.5, 2, 7)), with_target((6, 7), classes(6))),
@@ -179,7 +180,9 @@ class Attending(nn.Module):
         super().__init__()
         self.inner, self.causal = inner, causal
 
-    def forward(self, x: torch.Tensor, key: torch.Tensor | None = None, value: torch.Tensor | None = None) -> Any:
+    def forward(
+        self, x: torch.Tensor, key: torch.Tensor | None = None, value: torch.Tensor | None = None
+    ) -> Any:
         mask = None
         if self.causal:
             length = x.shape[0]
@@ -210,8 +213,8 @@ class Zoo(nn.Module):
 
 
 def train(
-    path: Path, names: Iterable[str] | None = None, *, dtype: torch.dtype = torch.float32, autocast: bool = False,
-    microbatches: int = 2, steps: int = 2,
+    path: Path, names: Iterable[str] | None = None, *, dtype: torch.dtype = torch.float32,
+    autocast: bool = False, microbatches: int = 2, steps: int = 2,
 ) -> Path:  # fmt: skip
     """Record a zoo that trains, in parameters of a format or under autocast to bfloat16; return the trace."""
     names = list(ZOO if names is None else names)

@@ -16,8 +16,8 @@ import torch
 from tensortrace.tracer import layout
 from tensortrace.tracer.claim import claim
 from tensortrace.tracer.copies import dtype_name, unobserved, unsupported
-from tensortrace.tracer.notices import describe, say
 from tensortrace.tracer.module_settings import together
+from tensortrace.tracer.notices import describe, say
 from tensortrace.tracer.quota import Metered
 from tensortrace.tracer.selection import Selection
 from tensortrace.tracer.settings import Settings

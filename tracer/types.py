@@ -337,10 +337,10 @@ Setting = bool | int | float | str | tuple[int, ...] | None
 
 
 class Module(Record, frozen=True):
-    """What is known of modules of ``torch.nn``, beside their parameters: the name of the class and the settings.
+    """What is known of modules of ``torch.nn``, beside their parameters: the class's name and the settings.
 
-    ``names`` are the modules of which all this holds. ``odd`` says why its calls need not be what the class and the settings say (hooks of the program, another
-    ``forward``, settings that changed while it was recorded).
+    ``names`` are the modules of which all this holds. ``odd`` says why their calls need not be what class and
+    settings say (hooks of the program, another ``forward``, settings that changed while it was recorded).
     """
 
     kind: str

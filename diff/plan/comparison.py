@@ -45,9 +45,10 @@ class Comparison:
     ``rung`` tells of a gradient whether only one run fails to make it of its own rung before.
     ``terms`` is the norm of the terms summed, where the plan knows it; ``noise`` an allowance beyond
     round-off, relative; ``of_error`` one in terms of the relative error of the activations that the boundary
-    was computed from. ``summed`` says that ``a`` was computed from the recorded values alone, each element from
-    so many terms: nothing is inherited, and the boundary speaks for itself. ``follows`` are boundaries that change this one as a whole where they diverge, by any
-    factor, and give it no error where they agree: all gradients do, by the coefficient that clips them.
+    was computed from. ``summed`` says that ``a`` was computed from recorded values alone, each element of so
+    many terms: nothing is inherited, and the boundary speaks for itself. ``follows`` are boundaries that
+    change this one as a whole where they diverge, by any factor, and give it no error where they agree: all
+    gradients do, by the coefficient that clips them.
     """
 
     slot: Slot

@@ -1,7 +1,7 @@
 """Executes one call's formula in float64, forward and backward, with the magnitudes of what it sums.
 
-How large the terms of a result are is measured: the inputs are changed at random by one part in a million, each
-element by itself. What that changes of the result is what round-off of that relative size in each term would.
+How large the terms of a result are is measured: the inputs are changed at random by one part in a million,
+each element by itself. What that changes of the result is what round-off of that relative size would.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEED = 6
 
 @dataclass(frozen=True)
 class Made:
-    """What a formula gives in the place of one tensor, the norm of the terms, and how many an element sums."""
+    """What a formula gives in the place of a tensor, the norm of the terms, how many an element sums."""
 
     value: np.ndarray
     terms: float
@@ -31,7 +31,10 @@ class Made:
 
 
 def execute(
-    form: Form, given: Given, gradient: torch.Tensor | None, inputs: Mapping[str, str],
+    form: Form,
+    given: Given,
+    gradient: torch.Tensor | None,
+    inputs: Mapping[str, str],
     own: Sequence[str],
 ) -> dict[str, Made]:
     """Return ``out``, and where a gradient comes back those of ``in.…`` and of own parameters by name.
@@ -66,7 +69,10 @@ def _summed(value: torch.Tensor, gradient: torch.Tensor | None, rows: int) -> in
 
 
 def _run(
-    form: Form, given: Given, gradient: torch.Tensor | None, inputs: Mapping[str, str],
+    form: Form,
+    given: Given,
+    gradient: torch.Tensor | None,
+    inputs: Mapping[str, str],
     own: Sequence[str],
 ) -> dict[str, torch.Tensor]:
     leaves: dict[str, torch.Tensor] = {}

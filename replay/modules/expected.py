@@ -10,17 +10,16 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.catalog import Item, Slot
-from tensortrace.diff.compare import EPS
+from tensortrace.diff.compare import EPS, measure_blocks
 from tensortrace.diff.masters import spacing
 from tensortrace.diff.plan.comparison import Comparison
 from tensortrace.diff.result import Judgement
 from tensortrace.diff.tolerance import ACCUMULATOR, Measured, judge_model, measure_peak
-from tensortrace.diff.compare import measure_blocks
 from tensortrace.replay.computed import computed
 from tensortrace.replay.contract import Ref
 
 LEAST_NORMAL: dict[str, float] = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
-"""Below it the numbers of a format have one spacing: nothing smaller is as exact as its size would have it."""
+"""Below it the numbers of a format have one spacing: nothing smaller is as exact as larger ones."""
 
 GREATEST: dict[str, float] = {
     "float16": 65504.0, "bfloat16": 2.0**128 * (1 - 2.0**-8), "float32": 2.0**128 * (1 - 2.0**-24),

@@ -62,9 +62,9 @@ class Settings:
 class Given:
     """One call: inputs by slot (``0``, ``kw.mask``), own parameters and buffers by name, all in float64.
 
-    Ids stay integers and masks boolean. ``dtype`` is the format of its first input, ``shape`` the shape of what
-    it returned; ``out`` is that, where the formula of a module that draws numbers needs it. ``version`` is
-    that of torch, empty where it is not known.
+    Ids stay integers and masks boolean. ``dtype`` is the format of its first input, ``shape`` the shape of
+    what it returned; ``out`` is that, where the formula of a module that draws numbers needs it. ``version``
+    is that of torch, empty where it is not known.
     """
 
     inputs: Tensors

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.catalog import Item, Slot
 from tensortrace.diff.catalog import Part as BatchPart
 from tensortrace.diff.compare import EPS, is_exact
 from tensortrace.diff.plan.comparison import StepPlan
@@ -45,7 +45,7 @@ OTHER_SLOT = "its formula does not tell this part of what it returns"
 TEXT = "by the formula of {kind}"
 
 PRODUCTS = ("Linear", "Bilinear", "Conv", "MultiheadAttention")
-"""How the classes begin that multiply matrices: in the format of autocast, or in one to which float32 is rounded."""
+"""How classes begin that multiply matrices: in the format of autocast, or in one coarser than float32."""
 
 _PRECISIONS = {"high": 2.0**-10, "medium": 2.0**-7}
 """Spacing of TF32 and of bfloat16, to which float32 may be rounded before it is multiplied."""
@@ -83,7 +83,7 @@ class _Sum:
 
 
 def hold_modules(step: Step, modules: Modules, found: Replaying) -> ModuleWork:
-    """Execute every call of a plain module of torch.nn again, and compare what it returned and passed back."""
+    """Execute each call of a plain module of torch.nn again; compare what it returned and passed back."""
     return _Holding(step, modules, found).run()
 
 
@@ -248,8 +248,11 @@ class _Holding:
         self, call: Call, made: dict[str, Made], again: _Again, module: Module, text: str,
         inputs: Mapping[str, str], trained: Sequence[str], out: str,
     ) -> None:  # fmt: skip
-        alone = {inputs[n.removeprefix("in.")] for n, (_, i) in call.gradients.items() if i.entry.meta.op == SOLE
-                 and n.removeprefix("in.") in inputs}
+        alone = {
+            inputs[n.removeprefix("in.")]
+            for n, (_, i) in call.gradients.items()
+            if i.entry.meta.op == SOLE and n.removeprefix("in.") in inputs
+        }
         back = [call.values[out][1], *(call.gradients[out][1:] if out in call.gradients else ())]
         parents = ((call.part.number, call.values[out][0]), *self._behind(call))
         for name, (slot, item) in call.gradients.items():
@@ -264,14 +267,16 @@ class _Holding:
             if inputs[key] in alone:
                 self._expect(slot, item, made[name], again.held(name, made), eps, text, parents)
             elif inputs[key] == key:
-                self._share((call.part, item.entry.digest), made[name], again.held(name, made), eps, module.kind)
+                self._share(
+                    (call.part, item.entry.digest), made[name], again.held(name, made), eps, module.kind
+                )
             self._parents.setdefault((microbatch_of(item), slot), parents)
         form = FORMULAS[module.kind]
         for own, canonical in self._owned_names(call, form).items():
             arrived = self._local(canonical, call)
             for slot, item in self._use(canonical, call):
-                alone = len(self._use(canonical, call)) == 1 and self._calls_of[call.part, call.name] == 1
-                if alone and own in trained:
+                once = len(self._use(canonical, call)) == 1 and self._calls_of[call.part, call.name] == 1
+                if once and own in trained:
                     eps = _eps([*back, item], module)
                     self._expect(slot, item, made[own], again.held(own, made), eps, text, parents)
                 else:
@@ -294,9 +299,7 @@ class _Holding:
     def _made_of(self, call: Call) -> tuple[Ref, ...]:
         """Return what the inputs of a call were returned by."""
         view = self._step.view
-        found = [
-            (part.number, slot) for _, item in call.given() for slot, part in view.producers(item)
-        ]
+        found = [(part.number, slot) for _, item in call.given() for slot, part in view.producers(item)]
         return tuple(dict.fromkeys(found))
 
     def _behind(self, call: Call) -> tuple[Ref, ...]:
@@ -338,9 +341,7 @@ class _Holding:
         except NoFormula:
             return False
 
-    def _share(
-        self, key: tuple[BatchPart, str], made: Made, held: Held, eps: float, kind: str
-    ) -> None:
+    def _share(self, key: tuple[BatchPart, str], made: Made, held: Held, eps: float, kind: str) -> None:
         total = self._sums.get(key)
         if total is None or total.broken:
             return

@@ -16,7 +16,10 @@ FOREIGN = "its class is not one of torch.nn's own"
 
 @dataclass(frozen=True)
 class Modules:
-    """The modules of torch.nn that each rank called; ``told`` are the ranks that say so at all, ``version`` torch's."""
+    """The modules of torch.nn that each rank called.
+
+    ``told`` are the ranks that say so at all, ``version`` is torch's, empty where it is not known.
+    """
 
     by_rank: dict[tuple[int, str], Module]
     told: frozenset[int]

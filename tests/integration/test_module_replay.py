@@ -1,4 +1,4 @@
-"""Modules of one recorded run are executed again: correct kernels agree, wrong ones are named where they are."""
+"""Modules of one recorded run are executed again: correct kernels agree, wrong ones are named."""
 
 from __future__ import annotations
 
@@ -133,7 +133,9 @@ class Shifted(torch.autograd.Function):
     """A convolution whose backward pads one element too much on one side."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, how: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, how: Any
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.how = how
         return torch.conv2d(x, weight, bias, *how)
@@ -165,7 +167,7 @@ class LastPositions(torch.autograd.Function):
 
 
 class Overwritten(torch.autograd.Function):
-    """A look-up whose backward writes where it should add: of an id that occurs twice one gradient is lost."""
+    """A look-up whose backward writes where it should add."""
 
     @staticmethod
     def forward(ctx: Any, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -282,6 +284,7 @@ PLANTED: dict[str, tuple[Patch, str, set[tuple[str, str]]]] = {
     ),
 }  # fmt: skip
 """By what is wrong: the function of torch that is replaced, the module it shows in, and where."""
+
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_wrong_kernel_is_named_where_it_is(

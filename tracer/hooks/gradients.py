@@ -16,7 +16,6 @@ from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.placements import Spec, split
 from tensortrace.tracer.types import SOLE, Kind, Meta
 
-
 _SOLE = Meta(op=SOLE)
 
 

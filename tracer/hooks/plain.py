@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
+from tensortrace.tracer.hooks.guard import cuda_in_use
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.placements import own_class
 from tensortrace.tracer.types import Module, Setting
@@ -33,7 +34,7 @@ _MATRICES = ("Linear", "Bilinear", "MultiheadAttention")
 
 
 class PlainModules:
-    """Notes each module of a class of torch.nn when it is called, and again when its settings have changed."""
+    """Notes each module of a class of torch.nn when it is called, again when its settings have changed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -68,7 +69,7 @@ class PlainModules:
 
 
 def plain_settings(module: nn.Module) -> dict[str, Setting] | None:
-    """Return the numbers, texts and tuples of numbers that a module was made with; None where some are odd."""
+    """Return the numbers and texts that a module was made with; None where some cannot be written."""
     found: dict[str, Setting] = {}
     held = module.__dict__
     for key in _names(own_class(module)):
@@ -120,7 +121,7 @@ def _precision(kind: str) -> dict[str, Setting]:
         if kind in _MATRICES:
             precision = torch.get_float32_matmul_precision()
             return {} if precision == "highest" else {"matmul_precision": precision}
-        if kind.startswith("Conv") and torch.cuda.is_initialized() and torch.backends.cudnn.allow_tf32:
+        if kind.startswith("Conv") and cuda_in_use() and torch.backends.cudnn.allow_tf32:
             return {"matmul_precision": "high"}
     except RuntimeError:  # torch refuses to say where its older and newer settings contradict each other
         return {"matmul_precision": "medium"}

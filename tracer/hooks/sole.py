@@ -42,7 +42,7 @@ class Soles:
         return _is_it(self._brought.pop(key, None), gradient)
 
     def watch(self, result: object, targets: Iterable[tuple[Hashable, torch.Tensor]]) -> None:
-        """After a module's forward, watch the one edge of its graph that leads to each target, if it is one."""
+        """After a module's forward, watch the edge of its graph that leads to each target, if it is one."""
         nodes, leaves = dict[tuple[Node, int], Hashable](), dict[int, Hashable]()
         for key, tensor in targets:
             if tensor.grad_fn is not None:

@@ -36,7 +36,7 @@ def _clipped(x: torch.Tensor, least: float, most: float) -> torch.Tensor:
 def _gelu(given: Given) -> torch.Tensor:
     x, form = given.x, given.settings.get("approximate")
     if form == "none":
-        return x * 0.5 * torch.special.erfc(-x / math.sqrt(2))
+        return torch.mul(x * 0.5, torch.special.erfc(-x / math.sqrt(2)))
     if form != "tanh":
         raise NoFormula(f"its setting approximate is {form!r}")
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))

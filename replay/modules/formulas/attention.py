@@ -27,6 +27,10 @@ def _added(mask: torch.Tensor) -> torch.Tensor:
     return mask.to(torch.float64)
 
 
+def _by_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
+
+
 def _attention(given: Given) -> torch.Tensor:
     settings = given.settings
     if given.training and settings.number("dropout"):
@@ -39,20 +43,18 @@ def _attention(given: Given) -> torch.Tensor:
     batch_first = settings.flag("batch_first")
     q, k, v = (x if batch_first else x.transpose(0, 1) for x in (query, key, value))
     heads = settings.whole("num_heads")
-    q, k, v = (
-        _projected(given, x, n).unflatten(-1, (heads, -1)).transpose(1, 2) for n, x in enumerate((q, k, v))
-    )
+    q, k, v = (_by_head(_projected(given, x, n), heads) for n, x in enumerate((q, k, v)))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     padding, mask = given.of(3, "key_padding_mask"), given.of(5, "attn_mask")
     if padding is not None:
         scores = scores + _added(padding)[:, None, None, :]
     if mask is not None:
         added = _added(mask)
-        scores = scores + (added if added.dim() == 2 else added.unflatten(0, (-1, heads)))
+        scores = scores + (added if added.dim() == 2 else added.reshape(-1, heads, *added.shape[1:]))
     if bool(torch.isneginf(scores).all(-1).any()):
         raise NoFormula("a query sees no key at all")
     weights = (scores - scores.amax(-1, keepdim=True).detach()).exp()
-    made = (weights / weights.sum(-1, keepdim=True)) @ v
+    made: torch.Tensor = (weights / weights.sum(-1, keepdim=True)) @ v
     made = made.transpose(1, 2).flatten(-2) @ given.parameter("out_proj.weight").T
     bias = given.maybe("out_proj.bias")
     made = made if bias is None else made + bias
@@ -60,7 +62,7 @@ def _attention(given: Given) -> torch.Tensor:
 
 
 def _longest(given: Given) -> int:
-    return max(*given.x.shape, 3 * given.x.shape[-1])
+    return int(max(*given.x.shape, 3 * given.x.shape[-1]))
 
 
 ATTENTION = {

@@ -1,4 +1,4 @@
-"""Convolutions: each output is the product of a window with the kernel; the transposed are their gradients."""
+"""Convolutions: a window times the kernel; and transposed ones, which are their gradients."""
 
 from __future__ import annotations
 
@@ -68,15 +68,16 @@ def _transposed(given: Given) -> torch.Tensor:
     before = [r - p for r, p in zip(reach, padding, strict=True)]
     wanted = given.shape[-dims:]
     after = [
-        size - 1 + r - (b + n) + 1
-        for size, r, b, n in zip(wanted, reach, before, x.shape[2:], strict=True)
+        size - 1 + r - (b + n) + 1 for size, r, b, n in zip(wanted, reach, before, x.shape[2:], strict=True)
     ]  # as large as what came out, which may have been asked for at the call
     if min(before) < 0:
         cut = [max(-b, 0) for b in before]
-        x = x[(..., *(slice(c, None) for c in cut))]
+        for dim, less in enumerate(cut, start=2):
+            x = x.narrow(dim, less, x.shape[dim] - less)
         before = [max(b, 0) for b in before]
     if min(after) < 0:
-        x = x[(..., *(slice(None, n + min(a, 0)) for n, a in zip(x.shape[2:], after, strict=True)))]
+        for dim, more in enumerate(after, start=2):
+            x = x.narrow(dim, 0, x.shape[dim] + min(more, 0))
         after = [max(a, 0) for a in after]
     per_group = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     kernel = per_group.transpose(1, 2).flatten(0, 1).flip(tuple(range(2, 2 + dims)))

@@ -57,7 +57,9 @@ def _bag(given: Given) -> torch.Tensor:
         raise NoFormula("it was given no offsets")
     table = given.parameter("weight")
     rows, flat = table[ids.reshape(-1)], ids.reshape(-1)
-    counted = torch.ones(len(rows), dtype=torch.bool) if padding is None else flat != int(padding) % len(table)
+    counted = torch.ones(len(rows), dtype=torch.bool)
+    if type(padding) is int:
+        counted = torch.ne(flat, padding % len(table))
     rows = torch.where(counted[:, None], rows, torch.zeros((), dtype=rows.dtype))
     if weights is not None:
         rows = rows * weights.reshape(-1, 1)
@@ -79,7 +81,7 @@ def _flat(given: Given) -> torch.Tensor:
 
 
 def _dropped(given: Given) -> torch.Tensor:
-    """Return the input where nothing is dropped; else scaled, but for what came out as 0 and was not 0 before."""
+    """Return the input, or where some is dropped scaled but for what came out as 0 and was not before."""
     p = given.settings.number("p")
     if not given.training or p == 0:
         return given.x

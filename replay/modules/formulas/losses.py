@@ -31,7 +31,8 @@ def _reduced(terms: torch.Tensor, given: Given) -> torch.Tensor:
 
 def _elementwise(terms: Terms) -> Callable[[Given], torch.Tensor]:
     def run(given: Given) -> torch.Tensor:
-        x, target = torch.broadcast_tensors(given.x, _target(given).to(torch.float64))
+        given_target = _target(given).to(torch.float64)
+        x, target = torch.broadcast_tensors(given.x, given_target)  # type: ignore[no-untyped-call]
         return _reduced(terms(x, target, given), given)
 
     return run

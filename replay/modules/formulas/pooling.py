@@ -56,7 +56,7 @@ def _mean(given: Given, dims: int) -> torch.Tensor:
 
 
 def _adaptive(given: Given, dims: int) -> torch.Tensor:
-    """Return the mean over each of so many stretches, which begin at floor(i n / m) and end at ceil((i + 1) n / m)."""
+    """Return the means of so many stretches, each from floor(i n / m) to ceil((i + 1) n / m)."""
     x = given.x
     for dim, size in enumerate(given.settings.each("output_size", dims), start=x.dim() - dims):
         n = x.shape[dim]
