@@ -24,6 +24,7 @@ from tensortrace.replay.modules.expected import Held, Part, comparison, judged
 from tensortrace.replay.modules.formulas import FORMULAS
 from tensortrace.replay.modules.given import Form, Given, NoFormula, Settings
 from tensortrace.replay.modules.known import Modules
+from tensortrace.replay.modules.losses import LossCall, losses_of
 from tensortrace.tracer.types import COMPILED, SOLE, Kind, Module
 
 LARGEST = 1 << 23
@@ -114,8 +115,34 @@ class _Holding:
             for call in part_calls:
                 self._call(call)
         self._end_microbatch()
+        for loss in losses_of(self._step.view):
+            self._loss(loss)
         self._flush()
         return self._work
+
+    # --- losses of functions ----------------------------------------------------------------------------
+
+    def _loss(self, loss: LossCall) -> None:
+        """Compare the value of a loss, or the sum of its terms, with what its scores and targets give."""
+        slot, item = loss.value
+        eps, parents = EPS.get(item.entry.dtype, 0.0), ((microbatch_of(item), loss.scores[0]),)
+        text = "by its scores and targets"
+
+        def value() -> Made:
+            return execute(*loss.formula(), None, {}, ())["out"]
+
+        try:
+            made = value()
+        except NoFormula:
+            return
+        if item.entry.meta.reduction == "none":
+            self._expect(slot, item, made, Held(lambda: value().value, made.value), eps, text, parents)
+        elif loss.total is not None and loss.total[1].source.stored(loss.total[1].entry):
+            over = 1.0 if item.entry.meta.reduction == "sum" else item.entry.meta.denominator
+            if over:  # the value follows from the sum
+                whole = Made(made.value * over, made.terms * over, made.length)
+                again = Held(lambda: np.asarray(value().value * over), whole.value)
+                self._expect(*loss.total, whole, again, eps, text, parents)
 
     # --- one call --------------------------------------------------------------------------------
 

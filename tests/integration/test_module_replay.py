@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tensortrace import tracer
 from tensortrace.replay import Replay, ReplayOptions, replay
 from tests.module_zoo import ZOO, train
 
@@ -407,3 +408,63 @@ def test_gradients_with_other_uses_are_no_mismatch(tmp_path: Path, monkeypatch: 
     assert reasons(result, "local_grad")[shared] == 2  # of one.weight, in two microbatches
     told = {(n.where.name, n.where.slot) for n in result.boundaries if n.where.kind == "activation_grad"}
     assert ("kinds.twice.norm", "in.0") in told  # what the residual path brings was recorded
+
+
+# --- losses of functions, from their scores ---------------------------------------------------------------
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def classifier(path: Path, loss: Loss) -> Replay:
+    """Return the replay of a model of sequences that a loss function trains."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    draws = torch.Generator().manual_seed(5)
+    with tracer.record(path):
+        for _ in range(2):
+            rows = torch.randn(6, 3, 4, generator=draws)
+            target = torch.randint(0, 5, (6, 3), generator=draws)
+            target[0, 0] = -100
+            loss(model(rows), target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return replay(path)
+
+
+FUNCTIONS: dict[str, Loss] = {
+    "mean": lambda x, y: F.cross_entropy(x.view(-1, 5), y.view(-1)),
+    "smoothed": lambda x, y: F.cross_entropy(x.flatten(0, 1), y.flatten(), label_smoothing=0.2),
+    "sum": lambda x, y: F.cross_entropy(x.view(-1, 5), y.view(-1), reduction="sum") / 17,
+    "each": lambda x, y: F.cross_entropy(x.view(-1, 5), y.view(-1), reduction="none").sum() / 17,
+    "likelihoods": lambda x, y: F.nll_loss(x.log_softmax(-1).view(-1, 5), y.view(-1)),
+    "turned": lambda x, y: F.cross_entropy(x.transpose(1, 2), y),
+    "weighted": lambda x, y: F.cross_entropy(x.view(-1, 5), y.view(-1), weight=torch.ones(5)),
+}
+
+
+@pytest.mark.parametrize("how", FUNCTIONS)
+def test_a_loss_of_recorded_scores_agrees(tmp_path: Path, how: str) -> None:
+    result = classifier(tmp_path / "a", FUNCTIONS[how])
+    assert result.verdict == "agrees", result.headline
+    known = how not in ("likelihoods", "turned", "weighted")  # whose scores lie otherwise, or are no result
+    slot = "value" if how == "each" else "sum"
+    told = [n.where.slot for n in result.boundaries if n.where.name in ("cross_entropy", "nll_loss")]
+    assert told.count(slot) == (2 if known else 0)
+
+
+def test_a_loss_that_leaves_its_smoothing_out_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = F.cross_entropy
+
+    def wrong(
+        input: torch.Tensor, target: torch.Tensor, reduction: str = "mean", ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> torch.Tensor:  # fmt: skip
+        return plain(input, target, reduction=reduction, ignore_index=ignore_index)
+
+    monkeypatch.setattr(F, "cross_entropy", wrong)
+    result = classifier(tmp_path / "a", FUNCTIONS["smoothed"])
+    found = {(f.where.step, f.where.kind, f.where.name, f.where.slot) for f in result.mismatches}
+    assert found == {(0, "loss", "cross_entropy", "sum"), (1, "loss", "cross_entropy", "sum")}

@@ -20,7 +20,7 @@ from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.placements import Spec, split
-from tensortrace.tracer.types import OF_RECORDED, Kind, Meta, Placement
+from tensortrace.tracer.types import OF_RECORDED, SCORES, Kind, Meta, Placement
 
 CLASSIFYING = ("cross_entropy", "nll_loss")
 """Losses with class targets, an ignored index and class weights; all others average over elements."""
@@ -68,6 +68,7 @@ class Arguments:
     target: torch.Tensor | None
     target_spec: Spec | None
     class_weight: torch.Tensor | None
+    smoothing: float
     ignore_index: int | None
     reduction: str
 
@@ -135,6 +136,7 @@ def _record(
         denominator=account.denominator,
         source=user_line(),
         grad_enabled=session.clock.grad_enabled(),
+        text=_said(name, given, session),
         op=OF_RECORDED if given.scores is not None and session.producers.holds(given.scores) else None,
     )
     producers = session.producers.find(given.scores) if given.scores is not None else ()
@@ -209,9 +211,21 @@ def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict
         target=target,
         target_spec=target_spec,
         class_weight=_local(given.get("weight"))[0] if classified else None,
+        smoothing=given.get("label_smoothing", 0.0),
         ignore_index=given.get("ignore_index"),
         reduction=reduction,
     )
+
+
+def _said(name: str, given: Arguments, session: Session) -> str | None:
+    """Say of a loss of classes what it was given, where its scores are a recorded tensor in its order."""
+    scores, target = given.scores, given.target
+    if name not in CLASSIFYING or given.class_weight is not None or target is None or scores is None:
+        return None
+    if target.is_floating_point() or not session.producers.in_order(scores):
+        return None
+    shape = ",".join(map(str, scores.shape))
+    return f"{SCORES}{shape} label_smoothing={float(given.smoothing):g}"
 
 
 def _tensor(value: object) -> torch.Tensor | None:

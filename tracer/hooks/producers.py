@@ -26,6 +26,12 @@ KEEPING = frozenset(
 )  # fmt: skip
 """Operations that choose and arrange values, or cast them."""
 
+ORDERLY = frozenset(
+    {"AliasBackward0", "CloneBackward0", "ReshapeAliasBackward0", "ToCopyBackward0", "UnsafeViewBackward0",
+     "ViewBackward0"}
+)  # fmt: skip
+"""Operations that keep all values in their order, or cast them."""
+
 NodeKey = tuple[int, str, int]
 Extent = tuple[int, int]
 
@@ -103,6 +109,22 @@ class Producers:
             if node.name() not in KEEPING:
                 return False
             todo.extend(node.next_functions)
+        return False
+
+    def in_order(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor holds all values of one recorded result in their order, maybe cast up."""
+        node, output, casts = tensor.grad_fn, tensor.output_nr, 0
+        wide = tensor.dtype in (torch.float32, torch.float64)
+        for _ in range(MAX_NODES):
+            if node is None:
+                return False
+            key = _node_key(node, output)
+            if key in self._nodes or key in self._old_nodes:
+                return wide or not casts  # a cast down rounds
+            casts += node.name() == "ToCopyBackward0"
+            if node.name() not in ORDERLY or len(node.next_functions) != 1 or casts > 1:
+                return False
+            node, output = node.next_functions[0]
         return False
 
     def by_graph(self, tensor: torch.Tensor) -> tuple[int, ...]:
