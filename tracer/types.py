@@ -28,7 +28,7 @@ SOLE = "sole"
 """``meta.op`` of a gradient that one call of a module brought alone: nothing else used the tensor."""
 
 SCORES = "scores="
-"""How ``meta.text`` of a loss begins whose scores are all of one recorded tensor in order: it says their shape."""
+"""How ``meta.text`` of a loss begins whose scores are one recorded tensor in its order: with their shape."""
 
 PART_OF_LOSS = "part"
 """``meta.op`` of a loss found in a graph that uses the same log-probabilities for something else, too."""
