@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-import torch
 
 from tensortrace.diff.catalog import Item, Slot
 from tensortrace.diff.catalog import Part as BatchPart
@@ -18,38 +17,32 @@ from tensortrace.diff.plan.comparison import StepPlan
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.replay.contract import Gap, Ref, Step, microbatch_of
 from tensortrace.replay.found import Replaying
-from tensortrace.replay.modules.calls import Call, Owned, calls_of
+from tensortrace.replay.modules.calls import Call, calls_of
 from tensortrace.replay.modules.execute import Made, execute
 from tensortrace.replay.modules.expected import Held, Part, comparison, judged
 from tensortrace.replay.modules.formulas import FORMULAS
-from tensortrace.replay.modules.given import Form, Given, NoFormula, Settings
+from tensortrace.replay.modules.given import NoFormula
 from tensortrace.replay.modules.known import Modules
 from tensortrace.replay.modules.losses import LossCall, losses_of
-from tensortrace.tracer.types import COMPILED, SOLE, Kind, Module
-
-LARGEST = 1 << 23
-"""Elements that one call may have to do with: a dozen arrays of float64 of this size are held."""
+from tensortrace.replay.modules.reading import (
+    UNREADABLE,
+    CallReader,
+    call_ranks,
+    eps_of,
+    is_stored,
+    result_of,
+)
+from tensortrace.tracer.types import SOLE, Kind, Module
 
 BATCH = 1 << 23
 """Elements of what formulas gave that are held before they are compared."""
 
 GIVEN = "it was given to a module; where a module made it, it is replayed as what that returned"
-NO_CLASS = "no formula of its class is known"
-CONTAINER = "it is made of the modules that it calls"
 BROUGHT = "what its uses brought back: replayed as the gradient of a module's input, where one module used it"
-TOO_LARGE = f"its call has to do with more than {LARGEST} elements"
 SHARED = "its tensor has other uses, or may have: what they bring is not known"
 NO_GRADIENT = "no gradient of what its module returned was recorded"
-UNREADABLE = "what it was computed from was not stored"
-NOT_FINITE = "what it was computed from is not finite"
 OTHER_SLOT = "its formula does not tell this part of what it returns"
 TEXT = "by the formula of {kind}"
-
-PRODUCTS = ("Linear", "Bilinear", "Conv", "MultiheadAttention")
-"""How classes begin that multiply matrices: in the format of autocast, or in one coarser than float32."""
-
-_PRECISIONS = {"high": 2.0**-10, "medium": 2.0**-7}
-"""Spacing of TF32 and of bfloat16, to which float32 may be rounded before it is multiplied."""
 
 
 @dataclass
@@ -93,7 +86,7 @@ class _Holding:
 
     def __init__(self, step: Step, modules: Modules, found: Replaying) -> None:
         self._step, self._modules, self._found = step, modules, found
-        self._owned = Owned(step)
+        self._reads = CallReader(step, modules)
         self._work = ModuleWork()
         self._parts: dict[Ref, list[Part]] = defaultdict(list)
         self._parents: dict[Ref, tuple[Ref, ...]] = {}
@@ -148,27 +141,27 @@ class _Holding:
 
     def _call(self, call: Call) -> None:
         try:
-            form, module, own, given = self._given(call)
+            form, module, own, given = self._reads.given(call)
         except NoFormula as reason:
             self._without(call, str(reason))
             return
-        wanted = self._wanted(call, form, given)
-        gradient = self._gradient(call) if wanted.inputs or wanted.own else None
+        wanted = self._reads.wanted(call, form, given)
+        gradient = self._reads.gradient(call) if wanted.inputs or wanted.own else None
         inputs = wanted.inputs if gradient is not None else {}
         trained = wanted.own if gradient is not None else []
         try:
-            made = self._execute(call, form, given, gradient, inputs, trained)
+            made = self._reads.execute_call(call, form, given, gradient, inputs, trained)
             if made["out"].value.shape != given.shape:
                 raise NoFormula(f"its formula gives {list(made['out'].value.shape)}")
         except NoFormula as reason:
             self._without(call, str(reason))
             return
-        again = _Again(self, call, inputs, trained)
+        again = _Again(self._reads, call, inputs, trained)
         text = TEXT.format(kind=module.kind)
-        out = _result(call, form)
+        out = result_of(call, form)
         slot, item = call.values[out]
-        stores = form.stores if _is_stored(item, given, own) else 0
-        eps = _eps([item], module)
+        stores = form.stores if is_stored(item, given, own) else 0
+        eps = eps_of([item], module)
         self._expect(slot, item, made["out"], again.held("out", made), eps, text, self._made_of(call), stores)
         for name in call.returned:
             if name != out:
@@ -179,97 +172,6 @@ class _Holding:
         self._gradients(call, made, again, module, text, inputs, trained, out)
         if self._pending > BATCH:
             self._flush()
-
-    @staticmethod
-    def _execute(
-        call: Call, form: Form, given: Given, gradient: torch.Tensor | None, inputs: Mapping[str, str],
-        trained: Sequence[str],
-    ) -> dict[str, Made]:  # fmt: skip
-        made = execute(form, given, gradient, inputs, trained)
-        if form.random and given.training and "in.0" in made:  # what comes out of a 0 tells of no mask
-            there = np.asarray(call.gradients["in.0"][1].read(), np.float64)
-            value = made["in.0"].value
-            dropped = (given.x.numpy() == 0) & (2 * np.abs(there) < np.abs(value))
-            made["in.0"] = replace(made["in.0"], value=np.where(dropped, 0.0, value))
-        return made
-
-    def _given(self, call: Call) -> tuple[Form, Module, dict[str, Item], Given]:
-        ranks = {rank for _, item in call.values.values() for rank, _ in item.members}
-        module = self._modules.module(call.name, ranks)
-        form = FORMULAS.get(module.kind)
-        if form is None:
-            raise NoFormula(CONTAINER if self._step.view.calls(call.name) else NO_CLASS)
-        if any(item.entry.meta.text == COMPILED for _, item in call.values.values()):
-            raise NoFormula("it is compiled")
-        _, out = call.values[_result(call, form)]
-        items = dict(call.given())
-        own = self._owned.items(call, form.needs)
-        every = [*items.values(), *own.values(), out]
-        if any(not item.source.stored(item.entry) for item in every):
-            raise NoFormula(UNREADABLE)
-        if sum(math.prod(item.entry.local_shape) for item in every) > LARGEST:
-            raise NoFormula(TOO_LARGE)
-        if any(item.entry.dtype.startswith("complex") for item in every):
-            raise NoFormula("it computes with complex numbers")
-        inputs = {name: _tensor(item) for name, item in items.items()}
-        if not inputs:
-            raise NoFormula("it was given no tensor")
-        values = {name: _tensor(item) for name, item in own.items()}
-        for value in (*inputs.values(), *values.values()):
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise NoFormula(NOT_FINITE)
-        first = next(iter(items.values()))
-        given = Given(
-            inputs, values, Settings(module.settings), bool(out.entry.meta.training), first.entry.dtype,
-            out.entry.local_shape, _tensor(out) if form.random else None,
-            self._modules.version,
-        )  # fmt: skip
-        return form, module, own, given
-
-    def _gradient(self, call: Call) -> torch.Tensor | None:
-        form = FORMULAS[self._modules.module(call.name, call_ranks(call)).kind]
-        _, item = call.gradients.get(_result(call, form), (None, None))
-        if item is None or not item.source.stored(item.entry) or is_exact(item.entry.dtype):
-            return None
-        value = _tensor(item)
-        return value if bool(torch.isfinite(value).all()) else None
-
-    def _wanted(self, call: Call, form: Form, given: Given) -> _Wanted:
-        inputs: dict[str, str] = {}
-        known: dict[str, str] = {}
-        for name in given.inputs:
-            _, item = call.gradients.get(f"in.{name}", (None, None))
-            if item is not None and given.inputs[name].is_floating_point():
-                inputs[name] = known.setdefault(item.entry.digest, name)  # one tensor, given several times
-        own = []
-        for name, canonical in self._owned_names(call, form).items():
-            if name in given.own and given.own[name].is_floating_point() and self._local(canonical, call):
-                own.append(name)
-        return _Wanted(inputs, own)
-
-    def _owned_names(self, call: Call, form: Form) -> dict[str, str]:
-        names = dict(self._owned.names(call.name))
-        for need in form.needs:
-            inner, _, own = need.rpartition(".")
-            held = self._owned.names(f"{call.name}.{inner}")
-            if own in held:
-                names[need] = held[own]
-        return names
-
-    def _local(self, name: str, call: Call) -> list[tuple[Slot, Item]]:
-        """Return what arrived of a parameter's gradient in a call's part of the batch."""
-        found = []
-        for slot in self._step.view.named(Kind.LOCAL_GRAD, name):
-            if slot.slot == "grad":
-                found += [(slot, item) for item in self._step.view.items[slot] if _is_of(item, call.part)]
-        return found
-
-    def _use(self, name: str, call: Call) -> list[tuple[Slot, Item]]:
-        found = []
-        for slot in self._step.view.named(Kind.LOCAL_GRAD, name):
-            if slot.slot == f"use.{call.name}":
-                found += [(slot, item) for item in self._step.view.items[slot] if _is_of(item, call.part)]
-        return found
 
     def _gradients(
         self, call: Call, made: dict[str, Made], again: _Again, module: Module, text: str,
@@ -290,7 +192,7 @@ class _Holding:
             if key not in inputs:
                 self._gap(slot, item, NO_GRADIENT)
                 continue
-            eps, name = _eps([*back, item], module), f"in.{inputs[key]}"
+            eps, name = eps_of([*back, item], module), f"in.{inputs[key]}"
             if inputs[key] in alone:
                 self._expect(slot, item, made[name], again.held(name, made), eps, text, parents)
             elif inputs[key] == key:
@@ -299,12 +201,13 @@ class _Holding:
                 )
             self._parents.setdefault((microbatch_of(item), slot), parents)
         form = FORMULAS[module.kind]
-        for own, canonical in self._owned_names(call, form).items():
-            arrived = self._local(canonical, call)
-            for slot, item in self._use(canonical, call):
-                once = len(self._use(canonical, call)) == 1 and self._calls_of[call.part, call.name] == 1
+        for own, canonical in self._reads.names(call, form).items():
+            arrived = self._reads.arrived(canonical, call)
+            for slot, item in self._reads.used(canonical, call):
+                used = self._reads.used(canonical, call)
+                once = len(used) == 1 and self._calls_of[call.part, call.name] == 1
                 if once and own in trained:
-                    eps = _eps([*back, item], module)
+                    eps = eps_of([*back, item], module)
                     self._expect(slot, item, made[own], again.held(own, made), eps, text, parents)
                 else:
                     self._gap(slot, item, SHARED if own in trained else NO_GRADIENT)
@@ -316,7 +219,7 @@ class _Holding:
                     self._gap(*one, SHARED if own in trained else NO_GRADIENT)
                 self._break((call.part, canonical))
                 continue
-            eps = _eps([*back, item], module)
+            eps = eps_of([*back, item], module)
             if item.entry.meta.op == SOLE:
                 self._expect(slot, item, made[own], again.held(own, made), eps, text, parents)
             else:
@@ -351,22 +254,16 @@ class _Holding:
                 if name.startswith("in.") and item.entry.meta.op != SOLE and not is_exact(item.entry.dtype):
                     key = call.part, item.entry.digest
                     held[key].append((slot, item))
-                    users[key] |= {(call.name, call.number)} if self._has_formula(call) else set()
-            if self._has_formula(call):
+                    users[key] |= {(call.name, call.number)} if self._reads.has_formula(call) else set()
+            if self._reads.has_formula(call):
                 form = FORMULAS[self._modules.module(call.name, call_ranks(call)).kind]
-                for canonical in self._owned_names(call, form).values():
-                    arrived = self._local(canonical, call)
+                for canonical in self._reads.names(call, form).values():
+                    arrived = self._reads.arrived(canonical, call)
                     if arrived and arrived[0][1].entry.meta.op != SOLE:
                         key = call.part, canonical
                         held[key] = arrived
                         users[key].add((call.name, call.number))
         self._sums = {key: _Sum(len(users[key]), tuple(items)) for key, items in held.items() if users[key]}
-
-    def _has_formula(self, call: Call) -> bool:
-        try:
-            return self._modules.module(call.name, call_ranks(call)).kind in FORMULAS
-        except NoFormula:
-            return False
 
     def _share(self, key: tuple[BatchPart, str], made: Made, held: Held, eps: float, kind: str) -> None:
         total = self._sums.get(key)
@@ -463,10 +360,10 @@ class _Holding:
         for name, (slot, item) in call.gradients.items():
             self._gap(slot, item, reason if name.startswith("in.") else BROUGHT)
         for name, (_, item) in call.gradients.items():
-            if name.startswith("in.") and self._has_formula(call):
+            if name.startswith("in.") and self._reads.has_formula(call):
                 self._break((call.part, item.entry.digest))
-        for canonical in self._owned.names(call.name).values():
-            for slot, item in self._local(canonical, call):
+        for canonical in self._reads.owned.names(call.name).values():
+            for slot, item in self._reads.arrived(canonical, call):
                 self._gap(slot, item, reason)
             self._break((call.part, canonical))
 
@@ -494,21 +391,10 @@ class _Holding:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """Which gradients of a call were recorded: of inputs by their slots, of own parameters by name.
-
-    Inputs that are one tensor are each known by the first of them.
-    """
-
-    inputs: dict[str, str]
-    own: list[str]
-
-
-@dataclass(frozen=True)
 class _Again:
     """How to execute a call once more, for who asks for a value after it was let go."""
 
-    holding: _Holding
+    reads: CallReader
     call: Call
     inputs: Mapping[str, str]
     trained: Sequence[str]
@@ -518,56 +404,10 @@ class _Again:
         return Held(partial(self._value, name), made[name].value)
 
     def _value(self, name: str) -> np.ndarray:
-        form, _, _, given = self.holding._given(self.call)
-        gradient = self.holding._gradient(self.call) if name != "out" else None
+        form, _, _, given = self.reads.given(self.call)
+        gradient = self.reads.gradient(self.call) if name != "out" else None
         inputs, trained = (self.inputs, self.trained) if gradient is not None else ({}, ())
-        return self.holding._execute(self.call, form, given, gradient, inputs, trained)[name].value
-
-
-def _is_of(item: Item, part: BatchPart) -> bool:
-    """Tell whether a gradient arrived in the backward of a part of the batch."""
-    if item.part is not None:
-        return item.part == part
-    return part.phase == "train" and item.cell == part.rank and item.entry.microbatch == part.number
-
-
-def call_ranks(call: Call) -> set[int]:
-    """Return the ranks that hold any part of a call's tensors."""
-    return {rank for _, item in call.values.values() for rank, _ in item.members}
-
-
-def _result(call: Call, form: Form) -> str:
-    """Return the slot of the result that a formula tells; raise NoFormula where there is none."""
-    found = [name for name in call.returned if not form.only or name in form.only]
-    if len(found) != 1:
-        raise NoFormula("it does not return one tensor")
-    return found[0]
-
-
-def _tensor(item: Item) -> torch.Tensor:
-    """Return a recorded tensor in float64; integers as they are, whole."""
-    value = np.asarray(item.read())
-    wide = {"b": np.bool_, "i": np.int64, "u": np.int64}.get(value.dtype.kind, np.float64)
-    return torch.from_numpy(np.array(value, dtype=wide, order="C"))
-
-
-def _eps(items: Sequence[Item], module: Module) -> float:
-    """Return the spacing of the coarsest format that a result went through."""
-    found = max((EPS.get(item.entry.dtype, 0.0) for item in items), default=0.0)
-    if not found or not module.kind.startswith(PRODUCTS):
-        return found
-    autocast = max(EPS.get(item.entry.meta.autocast or "", 0.0) for item in items)
-    if found < EPS["float32"]:
-        return found
-    return max(found, autocast, _PRECISIONS.get(str(module.settings.get("matmul_precision")), 0.0))
-
-
-def _is_stored(out: Item, given: Given, own: dict[str, Item]) -> bool:
-    """Tell whether a kernel computed in float32 from values of the format in which it stored the result."""
-    narrow = out.entry.dtype in ("bfloat16", "float16")
-    return narrow and given.dtype == out.entry.dtype and all(
-        item.entry.dtype == out.entry.dtype for item in own.values()
-    )  # fmt: skip
+        return self.reads.execute_call(self.call, form, given, gradient, inputs, trained)[name].value
 
 
 def _by_microbatch(calls: Sequence[Call]) -> Iterator[tuple[tuple[str, int], list[Call]]]:
