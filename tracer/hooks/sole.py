@@ -107,7 +107,7 @@ class Soles:
         if gradient is not None and not gradient.is_inference():
             self._brought[key] = weakref.ref(gradient), gradient._version
 
-    @guard("sole gradient of a cast")
+    @guard("sole gradient")
     def _cast_begins(self, key: Hashable, gradient: torch.Tensor | None) -> None:
         one = self._brought.pop((key, CAST), None)
         if gradient is None or not _is_it(one, gradient):
@@ -115,7 +115,7 @@ class Soles:
         elif one is not None:
             self._brought[key, SOLE] = one
 
-    @guard("sole gradient of a cast")
+    @guard("sole gradient")
     def _cast_ends(self, key: Hashable, gradient: torch.Tensor | None) -> None:
         if self._brought.pop((key, SOLE), None) is not None:
             self._note(key, gradient)
