@@ -78,12 +78,13 @@ class CompareOptions(Struct, frozen=True):
 def compare(
     a: Path, b: Path, *, options: CompareOptions | None = None, progress: Progress | None = None,
     executor: Executor | None = None, look: Callable[[Examined], None] | None = None,
+    forced: Callable[[Node], bool] = lambda _: False,
 ) -> Result:  # fmt: skip
     """Compare two traces and name the first divergent boundary and its cause.
 
     ``options.jobs`` beyond the first read ahead on threads, or on a given ``executor`` of this process; what
     comes out is the same for any number. ``look`` is called with the finished comparison while the traces are
-    still open.
+    still open. ``forced`` tells of which boundaries b was given a's values.
 
     Raises a TraceError where a trace cannot be read or the request makes no sense.
     """
@@ -94,14 +95,15 @@ def compare(
     with Trace.open(Path(a)) as opened_a, Trace.open(Path(b)) as opened_b:
         broken = [*torn(opened_a), *torn(opened_b)]
         return compare_opened(
-            opened_a, opened_b, options=options, progress=progress, executor=executor, look=look, told=broken
-        )
+            opened_a, opened_b, options=options, progress=progress, executor=executor, look=look,
+            forced=forced, told=broken,
+        )  # fmt: skip
 
 
 def compare_opened(
     opened_a: Trace, opened_b: Trace, *, options: CompareOptions, progress: Progress | None = None,
     executor: Executor | None = None, look: Callable[[Examined], None] | None = None,
-    told: Sequence[str] = (),
+    forced: Callable[[Node], bool] = lambda _: False, told: Sequence[str] = (),
 ) -> Result:  # fmt: skip
     """Compare two opened traces, which may be parts of what was recorded; otherwise as ``compare``.
 
@@ -113,7 +115,7 @@ def compare_opened(
         trace_b, notes_b = laid_out(opened_b, options.layout_b)
         floors, of_floors = _floors(trace_a, options)
         judge = Judge(exact=options.policy == "exact", floors=floors)
-        execution = Execution(judge, ledger=Ledger(rules))
+        execution = Execution(judge, ledger=Ledger(rules), forced=forced)
         nearest = Nearest()
         if look is not None:
             execution.watch = nearest.keep

@@ -44,6 +44,8 @@ class Execution:
     ``apart`` are divergent boundaries that are compared but not told, and come from none that is told.
     ``unrecorded`` tells whether what a boundary was computed from was not recorded. ``equal`` are those whose
     bits are. ``watch`` is given every comparison that was judged by its values.
+    ``forced`` tells of a
+    boundary that b was given a's value of, once its own was recorded: what follows inherits nothing of it.
     """
 
     judge: Judge = field(default_factory=Judge)
@@ -58,6 +60,7 @@ class Execution:
     ledger: Ledger = field(default_factory=Ledger)
     apart: dict[Node, None] = field(default_factory=dict)
     unrecorded: Callable[[Outcome], bool] = lambda _: False
+    forced: Callable[[Node], bool] = lambda _: False
     progress: Callable[[int, int], None] = lambda done, boundaries: None
     watch: Callable[[Node, Comparison, StepPair, Judgement], None] = lambda *_: None
     executor: Executor | None = None
@@ -105,6 +108,8 @@ class Execution:
             for number, node in enumerate(order):
                 self.progress(number, len(order))
                 (self._execute if plan.shown(node.slot) else self._execute_apart)(node, work[node], pair, eps)
+                if self.forced(node) and node in self.errors:
+                    self.errors[node] = Error(norm=self.errors[node].norm)
 
     def _execute_apart(self, node: Node, entry: Comparison | OneSided, pair: StepPair, eps: float) -> None:
         """Compare a boundary for what is computed from it, and tell nothing of it."""

@@ -85,6 +85,10 @@ class Guest:
             from tensortrace.tracer import start as beginning
 
             beginning.install(self._hooks, self._settings.start, layout=self._settings.layout)
+        if self._settings.forcing is not None:
+            from tensortrace.tracer import force  # for those who ask for it
+
+            force.install(self._hooks, self._settings.forcing, layout=self._settings.layout)
         if self._settings.promise.zoom:
             from tensortrace.tracer import zoom  # for those who ask for it
 

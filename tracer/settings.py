@@ -51,13 +51,29 @@ class Start(Record, frozen=True, kw_only=True):
         return {name: str(value) for name, value in values.items() if value is not None}
 
 
+Forced = Literal["inputs", "activation_grads", "params", "reduced_grads"]
+"""What of a recorded run a live one can be given (``docs/replay.md``)."""
+
+
+class Forcing(Record, frozen=True, kw_only=True):
+    """What a live run is given of another run's trace in place of its own values: it changes the run.
+
+    ``trace`` is that trace's absolute path; in the folder ``ledger`` each rank notes what it was given.
+    """
+
+    trace: str
+    ledger: str
+    kinds: tuple[Forced, ...] = ("inputs", "activation_grads", "params")
+
+
 class Settings(Record, frozen=True, kw_only=True):
     """The options of one recording, as the launcher resolved them.
 
     ``root`` is the absolute path of the trace. Sizes are bytes per rank, except ``min_free_bytes``, which
     is what the recording leaves free on the file system. ``max_bytes`` of None is no limit. ``eager`` turns
     ``torch.compile`` off, so that every module is seen; it changes the run. ``layout`` is the absolute
-    path of the layout file that describes the run, checked already; its ranks read it there.
+    path of the layout file that describes the run, checked already; its ranks read it there. ``forcing`` is
+    that of ``trace replay TRACE -- COMMAND``.
     """
 
     root: str
@@ -72,6 +88,7 @@ class Settings(Record, frozen=True, kw_only=True):
     eager: bool = False
     layout: str | None = None
     start: Start = Start()
+    forcing: Forcing | None = None
 
 
 def encode(settings: Settings) -> str:

@@ -24,7 +24,7 @@ LAYERS = """
   < tracer.placements
   < tracer.reader | tracer.writer | tracer.hooks
   < tracer.staging | tracer.start | tracer.zoom
-  < tracer.quota
+  < tracer.quota | tracer.force
   < tracer.recorder
   < tracer.faults | tracer.dry_run | tracer.flight
   < tracer.bootstrap | tracer.launch | tracer.compact

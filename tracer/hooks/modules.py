@@ -7,7 +7,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx, nn
@@ -28,8 +28,19 @@ from tensortrace.tracer.placements import Place, in_use, is_dtensor, is_own_inpu
 from tensortrace.tracer.types import COMPILED, COUPLES_ROWS, INIT_STEP, ROOT, Kind, Meta
 
 
+class Taken(NamedTuple):
+    """Under which call number a tensor of a module call was recorded, and where it lies if it is told."""
+
+    call: int
+    place: Place | None
+
+
 class Frame:
-    """One module call in progress. ``outputs`` are the events of the calls made inside it so far."""
+    """One module call in progress. ``outputs`` are the events of the calls made inside it so far.
+
+    ``taken`` is what was recorded of it, by slot; ``anchors`` are tensors behind which the graph goes on where
+    what is computed of them was cut off, kept only where values are forced.
+    """
 
     def __init__(self, name: ModuleName, *, records: bool, opens_root: bool) -> None:
         self.name = name.name
@@ -48,6 +59,20 @@ class Frame:
         self.outputs: list[int] = []
         self.plain = False
         self.watched: list[tuple[Hashable, torch.Tensor]] = []
+        self.taken: dict[str, Taken] = {}
+        self.anchors: list[torch.Tensor] = []
+
+
+class Forces(Protocol):
+    """What gives a live run other values than its own, once those were recorded (``tracer.force``)."""
+
+    def given(
+        self, frame: Frame, parent: Frame | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what a call is to be given; what it was given has been recorded."""
+
+    def returned(self, frame: Frame, parent: Frame | None, result: Any) -> Any:
+        """Return what a call is to return; what it returned has been recorded."""
 
 
 class _Local(threading.local):
@@ -60,7 +85,7 @@ class Modules:
     """Watches module calls through ``nn.Module._call_impl``; one stack of calls per thread.
 
     ``within``, where set, runs a call that is being watched: it is given the module, its frame, the function
-    to call, and what to call it with.
+    to call, and what to call it with. ``forces``, where set, gives calls and their callers other values.
 
     In a window of which nothing is recorded only the outermost call is looked at, for the clock, and
     modules that have no name yet; the thread is ``resting`` while it runs.
@@ -70,6 +95,7 @@ class Modules:
         self._session = session
         self._local = _Local()
         self.within: Callable[[nn.Module, Frame, Callable[..., Any], Any, Any], Any] | None = None
+        self.forces: Forces | None = None
         self.grads = GradHooks(session)
         session.scope = self._scope
         self._plain = PlainModules(session)
@@ -94,11 +120,15 @@ class Modules:
             if frame is None:
                 return original_call(self, *args, **kwargs)
             try:
+                if modules.forces is not None and frame.records:
+                    args, kwargs = modules.forces.given(frame, modules._parent(frame), args, kwargs)
                 if modules.within is None:
                     result = original_call(self, *args, **kwargs)
                 else:
                     result = modules.within(self, frame, original_call, args, kwargs)
                 modules.leave(self, frame, args, kwargs, result)
+                if modules.forces is not None and frame.records and frame.records_outputs:
+                    result = modules.forces.returned(frame, modules._parent(frame), result)
             finally:
                 modules.unwind(frame)
             return result
@@ -190,13 +220,23 @@ class Modules:
             handle = nn.modules.module.register_module_forward_hook(self._forward_returned)
             self._session.patches.on_undo(handle.remove)
 
+    def _forward_returned(self, module: nn.Module, args: tuple[object, ...], result: object) -> object:
+        frame = self._record_returned(module, args, result)
+        if frame is None or self.forces is None:
+            return None
+        return self.forces.returned(frame, self._parent(frame), result)
+
     @guard("module outputs")
-    def _forward_returned(self, module: nn.Module, args: tuple[object, ...], result: object) -> None:
+    def _record_returned(
+        self, module: nn.Module, args: tuple[object, ...], result: object
+    ) -> Frame | None:
         stack = self._local.stack
         if stack and stack[-1].module == id(module):
             if any(is_dtensor(tensor) for _, tensor in tensors_of_result(result)):
                 self._record_outputs(module, stack[-1], args, {}, result)
                 stack[-1].records_outputs = False
+                return stack[-1]
+        return None
 
     @guard("module outputs")
     def leave(
@@ -332,6 +372,7 @@ class Modules:
         session, at, name = self._session, frame.at, frame.left if is_output else frame.entered
         call = session.clock.take(at, Kind.ACTIVATION, name, slot)
         place = self._places.of_output(tensor, name, slot) if is_output else frame.places.get(slot)
+        frame.taken[slot] = Taken(call.number, place)
         event = session.emit(
             tensor, at, Kind.ACTIVATION, name, slot,
             call=call.number, recompute=call.recompute, producers=producers, meta=meta,

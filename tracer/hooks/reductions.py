@@ -78,7 +78,7 @@ class Reductions:
             session.sink.absent(Kind.REDUCED_GRAD, None)
         if session.quiet:
             return
-        meta = Meta(op=op, ranks=ranks)
+        meta, parameters = Meta(op=op, ranks=ranks), list(parameters)
         for parameter in parameters:
             if parameter.grad is not None:
                 name = session.names.tensor(parameter).name
@@ -87,6 +87,8 @@ class Reductions:
                     parameter.grad, at, Kind.REDUCED_GRAD, name, "grad",
                     call=call, meta=meta, parameter=parameter,
                 )  # fmt: skip
+        for listener in session.on_reduced:
+            listener(parameters)
 
     def reduced_in(self, module: nn.Module) -> None:
         """Record what the wrappers in a module have reduced outside of any backward, as in pipelines."""

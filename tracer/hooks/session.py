@@ -51,7 +51,8 @@ class Session:
     ``on_root`` runs with what the root module is given when its forward begins, ``on_wrapper`` when a
     wrapper's forward begins, ``on_backward`` when an outermost backward is about
     to begin, ``after_backward`` when it has ended, ``on_read`` (through ``gradients_read``) before a clip, an
-    unscale or an optimizer step reads gradients. ``scope`` names the module call that this thread is in the
+    unscale or an optimizer step reads gradients, ``on_reduced`` with the parameters whose gradients were
+    reduced and recorded, ``on_rewritten`` with a parameter or buffer that we gave another value. ``scope`` names the module call that this thread is in the
     middle of, "" for none and for a root's. While ``muted`` isn't 0, gradients that arrive are those
     of a side computation and are not recorded. ``staged`` is the pipeline's backward that is running.
 
@@ -83,6 +84,8 @@ class Session:
         self.on_wrapper: list[Callable[[Wrapper, nn.Module], None]] = []
         self.on_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[], None]] = []
+        self.on_reduced: list[Callable[[list[torch.Tensor]], None]] = []
+        self.on_rewritten: list[Callable[[torch.Tensor], None]] = []
         self._layouts: dict[int, tuple[weakref.ref[object], Layout]] = {}
         self._sample_layout: Layout | None = None
         self.meshes: dict[str, Mesh] = {}

@@ -35,6 +35,7 @@ class State:
         session.clock.before_first.append(self._record_init)
         session.clock.on_open.append(self._record_changes)
         session.clock.updated = self._updated_by_hand
+        session.on_rewritten.append(self._rewritten)
         session.sink.absent(Kind.CLIPPED_GRAD, NO_OPTIMIZER)
 
     def record_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -59,6 +60,19 @@ class State:
                         tensor, at, Kind.OPTIMIZER_STATE, name, slot,
                         call=own, meta=meta, parameter=owner,
                     )  # fmt: skip
+
+    def _rewritten(self, tensor: torch.Tensor) -> None:
+        """Record a parameter that we gave another value than the window began with; a buffer need not be."""
+        session, at = self._session, self._session.clock.window()
+        self._digests.note(tensor)
+        self._trained.note(tensor)
+        name = session.names.known(tensor)
+        if at.step == INIT_STEP or name is None or not isinstance(tensor, torch.nn.Parameter):
+            return
+        if session.wants(Kind.PARAM, name.name, at, tensor):
+            if session.clock.ordinal_in(at, Kind.PARAM, name.name, "start") == 0:
+                meta = Meta(aliases=name.aliases, requires_grad=tensor.requires_grad)
+                session.emit(tensor, at, Kind.PARAM, name.name, "start", meta=meta, parameter=tensor)
 
     def _updated_by_hand(self) -> bool:
         """Tell whether a parameter that the last backward reached has changed; record it and others if so.

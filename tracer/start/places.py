@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -75,9 +75,15 @@ class Parts:
     those that no wrapper knows the place of.
     """
 
-    def __init__(self, session: Session, layout: RunLayout | None = None) -> None:
-        """Raise LayoutFileError where the layout is of another number of ranks."""
+    def __init__(
+        self, session: Session, layout: RunLayout | None = None, *, refuse: Callable[[str], NoReturn] = refuse
+    ) -> None:
+        """Raise LayoutFileError where the layout is of another number of ranks.
+
+        ``refuse`` is told of what cannot be placed; without it the program ends.
+        """
         self.session = session
+        self._refuse = refuse
         self._layout = layout
         if layout is not None:
             layout.check_world(world_size())
@@ -100,18 +106,18 @@ class Parts:
             if is_own and not session.flats.holds(tensor):
                 found = self.of(tensor)
                 if not self._declared(tensor, tensor):
-                    _refuse_split_by_hand(found[0].name, module, tensor)
+                    self._refuse_split_by_hand(found[0].name, module, tensor)
                 yield own, tensor, found
 
     def of(self, parameter: torch.Tensor, tensor: torch.Tensor | None = None) -> tuple[Place, ...]:
         """Return the places of a parameter, or of a tensor of its optimizer state that lies as it does.
 
-        Ends the program where they cannot be known, naming the parameter.
+        Refuses where they cannot be known, naming the parameter.
         """
         tensor = parameter if tensor is None else tensor
         if not self.session.flats.holds(parameter):
             name = self.canonical(self.session.names.tensor(parameter).name)
-            return self._declared(parameter, tensor) or (_place(name, tensor, parameter),)
+            return self._declared(parameter, tensor) or (self._place(name, tensor, parameter),)
         found = []
         for own in self.session.flats.divide(tensor, Kind.PARAM, "model", parameter):
             assert own.shard is not None
@@ -143,44 +149,42 @@ class Parts:
         found = []
         for portion in portions(self._layout, name, rank(), tuple(local.shape), kind=kind):
             if portion.summed:
-                refuse(f"{name} is a sum over ranks, of which no rank's part can be told")
+                self._refuse(f"{name} is a sum over ranks, of which no rank's part can be told")
             taken = portion.positions()
             positions = None if taken is None else torch.from_numpy(taken.copy())
             found.append(Place(portion.name, local, portion.region, positions))
         padded = found and sum(place.region.size for place in found) < local.numel()
         return (found[0]._replace(clears=True), *found[1:]) if padded else tuple(found)
 
+    def _refuse_split_by_hand(self, name: str, module: torch.nn.Module, tensor: torch.Tensor) -> None:
+        """End the program where a layer says by a mark or its class's name that its ranks hold parts."""
+        marked = getattr(tensor, "tensor_model_parallel", False)
+        named = any(words in type(module).__name__ for words in SPLIT_BY_HAND) and world_size() > 1
+        if (marked or named) and split(tensor)[1] is None:
+            self._refuse(
+                f"{name} is a part of a bigger tensor whose layout is not known ({type(module).__name__}): "
+                "give a rule for it in --layout FILE"
+            )
+
+    def _place(self, name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> Place:
+        if is_lazy(parameter) or parameter.is_meta:
+            self._refuse(f"{name} has no memory yet: initialise it before the first forward")
+        local = local_part(tensor).detach()
+        if local.layout is not torch.strided:
+            self._refuse(f"{name} is not a strided tensor ({local.layout})")
+        spec = split(parameter)[1]
+        if spec is None:
+            return Place(name, local, full_region(local.shape))
+        if any(placement.kind == "partial" for placement in spec.placements):
+            self._refuse(f"{name} is a sum over ranks, of which no rank's part can be told")
+        try:
+            return Place(name, local, region(spec.shard(), spec.mesh, tuple(local.shape)))
+        except LayoutError as error:
+            self._refuse(f"{name}: {error}")
+
 
 def _has_memory(tensor: torch.Tensor) -> bool:
     return not is_lazy(tensor) and not tensor.is_meta and tensor.layout is torch.strided
-
-
-def _refuse_split_by_hand(name: str, module: torch.nn.Module, tensor: torch.Tensor) -> None:
-    """End the program where a layer says by a mark or its class's name that its ranks hold parts."""
-    marked = getattr(tensor, "tensor_model_parallel", False)
-    named = any(words in type(module).__name__ for words in SPLIT_BY_HAND) and world_size() > 1
-    if (marked or named) and split(tensor)[1] is None:
-        refuse(
-            f"{name} is a part of a bigger tensor whose layout is not known ({type(module).__name__}): "
-            "give a rule for it in --layout FILE"
-        )
-
-
-def _place(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> Place:
-    if is_lazy(parameter) or parameter.is_meta:
-        refuse(f"{name} has no memory yet: initialise it before the first forward")
-    local = local_part(tensor).detach()
-    if local.layout is not torch.strided:
-        refuse(f"{name} is not a strided tensor ({local.layout})")
-    spec = split(parameter)[1]
-    if spec is None:
-        return Place(name, local, full_region(local.shape))
-    if any(placement.kind == "partial" for placement in spec.placements):
-        refuse(f"{name} is a sum over ranks, of which no rank's part can be told")
-    try:
-        return Place(name, local, region(spec.shard(), spec.mesh, tuple(local.shape)))
-    except LayoutError as error:
-        refuse(f"{name}: {error}")
 
 
 def _range(start: int, stop: int) -> Iterator[torch.Tensor]:
