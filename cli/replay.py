@@ -1,7 +1,8 @@
-"""``trace replay``: hold every boundary of one trace against what its own inputs give."""
+"""``trace replay``: hold one trace against what its own inputs give, or a live run against it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -18,18 +19,49 @@ from tensortrace.cli.render.text import Detail
 
 if TYPE_CHECKING:
     from tensortrace.replay.objective import Name
+    from tensortrace.tracer.settings import Forced as Kinds
 
 TRACE = click.Path(path_type=Path)
 
+FORCED = ("inputs", "activation_grads", "params", "reduced_grads")
 
-@click.command("replay")
+
+class Replaying(click.Command):
+    """A command whose ``--force`` alone replaces a file, and with a kind behind it says what to force."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Tell the two apart: both names are public, and mean one thing each where they stand."""
+        end = args.index("--") if "--" in args else len(args)
+        for number in range(end - 1):
+            if args[number] == "--force" and set(args[number + 1].split(",")) <= set(FORCED):
+                args[number] = "--force-kind"
+        args[:end] = [
+            arg.replace("--force=", "--force-kind=", 1) if arg.startswith("--force=") else arg
+            for arg in args[:end]
+        ]
+        return super().parse_args(ctx, args)
+
+
+@click.command("replay", cls=Replaying)
 @click.argument("trace", type=TRACE)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--force-kind", "kinds", multiple=True, metavar="KIND,…",
+    help="Written --force KIND: what a live run is given of the trace: inputs, activation_grads, params, "
+    "reduced_grads; repeatable. Without it the first three.",
+)  # fmt: skip
+@click.option("-o", "--output", type=TRACE, metavar="DIR", help="Keep the trace of the live run there.")
 @click.option(
     "--objective", type=click.Choice(["mean", "sum", "sequence-mean"]),
     help="What the loss should be: a mean over the step's valid tokens, their sum, or a mean over sequences "
     "of each one's mean. Without it what tokens weigh tells.",
 )  # fmt: skip
-@click.option("--layout", type=TRACE, metavar="FILE", help="Layout file of the trace (docs/layouts.md).")
+@click.option(
+    "--layout",
+    type=TRACE,
+    metavar="FILE",
+    help="Layout file of the trace, or of the live run (docs/layouts.md).",
+)
 @click.option("--no-modules", is_flag=True, help="Do not execute modules again, which is most of the work.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Of stdout.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON, too.")
@@ -40,13 +72,16 @@ TRACE = click.Path(path_type=Path)
 @click.option("-q", "detail", flag_value="quiet", type=str, help="Print the headline alone.")
 @click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
 def command(
-    trace: Path, *, objective: str | None, layout: Path | None, no_modules: bool,
-    form: Literal["text", "json"], json_path: str | None, test: Path | None, force: bool,
-    detail: Detail | None,
+    trace: Path, command: tuple[str, ...], *, kinds: tuple[str, ...], output: Path | None,
+    objective: str | None, layout: Path | None, no_modules: bool,
+    form: Literal["text", "json"], json_path: str | None, test: Path | None, force: bool, detail: Detail | None,
 ) -> int:  # fmt: skip
     """Hold every boundary of TRACE against what its recorded inputs give in float64: no second run is needed.
 
     Or, where TRACE is a file that `trace pack` made, replay the case in it.
+
+    trace replay TRACE -- COMMAND runs COMMAND live and gives each module what was recorded of it, so that
+    every module's own error stands alone and all faulty ones are told.
 
     Exit codes: 0 agrees, 1 a mismatch, or the trace is not whole, 2 trouble. Of a packed case: 0 its verdict
     is the one that it states, 1 another, 2 trouble.
@@ -59,11 +94,17 @@ def command(
     refuse_existing(json_path, force=force)
     refuse_existing(None if test is None else str(test), force=force)
     if trace.is_file():
-        if objective or layout:
-            raise click.UsageError("a packed case has its own objective and layout")
+        if objective or layout or command:
+            raise click.UsageError("a packed case has its own objective and layout, and runs no command")
         return _packed(trace, json_path, detail or "normal", test)
     if test is not None:
         raise click.UsageError("--pytest is for a packed case: see `trace pack`")
+    if command:
+        if objective is not None:
+            raise click.UsageError("--objective is of a replay without COMMAND")
+        return _live(trace, command, kinds, output, layout, json_path, force=force, detail=detail)
+    if kinds or output:
+        raise click.UsageError("--force KIND and --output are of a live run: give its command behind --")
     options = ReplayOptions(cast("Name | None", objective), layout, "none" if no_modules else "all")
     with Progress(sys.stderr) as progress:
         result = replay(trace, options=options, progress=progress.tell if progress.shown else None)
@@ -95,3 +136,32 @@ def _packed(path: Path, json_path: str | None, detail: Detail, test: Path | None
     for hint in () if detail == "quiet" else case.hints(str(path)):
         say(hint, err=True)
     return 0 if found else 1
+
+
+def _live(
+    trace: Path, command: tuple[str, ...], kinds: tuple[str, ...], output: Path | None, layout: Path | None,
+    json_path: str | None, *, force: bool, detail: Detail | None,
+) -> int:  # fmt: skip
+    from tensortrace.cli.render.forced import render as render_forced
+    from tensortrace.cli.render.live import Live
+    from tensortrace.replay import forcing
+    from tensortrace.tracer import launch
+
+    asked = tuple(dict.fromkeys(kind for given in kinds for kind in given.split(","))) or forcing.DEFAULT
+    if unknown := [kind for kind in asked if kind not in forcing.KINDS]:
+        raise click.UsageError(f"--force {unknown[0]!r} is not one of {', '.join(forcing.KINDS)}")
+    if force and output is not None:
+        launch.clear(output)
+    click.echo("trace: the run is given recorded values: what it trains is not what it would", err=True)
+    live = Live(hang_after_s=300.0)
+    options = forcing.ForceOptions(
+        kinds=cast("tuple[Kinds, ...]", asked), layout=layout, output=output, jobs=cores()
+    )
+    result = forcing.force(trace, command, environ=os.environ, options=options, observe=live.show)
+    live.end()
+    if json_path is not None:
+        write_document(result, json_path)
+    if json_path != STDOUT:
+        look = look_of(sys.stdout)
+        say(render_forced(result, look=look, detail=detail or "normal"), nl=False, color=look.color)
+    return 0 if result else 1

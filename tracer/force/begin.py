@@ -38,9 +38,7 @@ def install(hooks: Hooks, forcing: Forcing, *, layout: str | None = None) -> Non
             session.clock.on_open.append(parameters.open)
         values, gradients = "inputs" in forcing.kinds, "activation_grads" in forcing.kinds
         if values or gradients:
-            hooks.modules.forces = Calls(
-                session, recorded, ledger, live, values=values, gradients=gradients
-            )
+            hooks.modules.forces = Calls(session, recorded, ledger, live, values=values, gradients=gradients)
         if "reduced_grads" in forcing.kinds:
             ReducedGradients(parts, recorded, ledger)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -67,7 +67,7 @@ class Calls:
         for slot, tensor in tensors_of_call(args, kwargs):
             handed = self._force(frame, frame.entered, slot, tensor, around)
             if handed is not tensor:
-                found[slot] = handed
+                found[slot] = self._stands_for(frame, slot, handed, is_output=False)
             if handed.requires_grad:
                 frame.anchors.append(handed)
         if not found:
@@ -81,13 +81,20 @@ class Calls:
         for slot, tensor in tensors_of_result(result):
             handed = self._force(frame, frame.left, slot, tensor, frame.anchors)
             if handed is not tensor:
-                found[slot] = handed
+                found[slot] = self._stands_for(frame, slot, handed, is_output=True)
             if handed.requires_grad:
                 handed_on.append(handed)
         if parent is not None:
             parent.anchors += handed_on
         frame.anchors.clear()
         return replaced(result, "out", found) if found else result
+
+    def _stands_for(self, frame: Frame, slot: str, handed: torch.Tensor, *, is_output: bool) -> torch.Tensor:
+        """Let a tensor that was handed on instead be known by the recorded one; return it."""
+        event = frame.taken[slot].event
+        if event is not None:
+            self._session.producers.add(handed, event, is_output=is_output)
+        return handed
 
     def _open(self) -> None:
         """Note the memory of parameters and buffers, which no activation's value may be written to."""
@@ -155,9 +162,8 @@ class Calls:
                 local, own = split(tensor)
                 spec = own or (taken.place.own if taken.place else None)
                 value = self._recorded.part(key, name, Local(tuple(local.shape), local.dtype, spec))
-                done = same(local, value) or (
-                    key.name != ROOT or key.slot.startswith("out")
-                ) and write(tensor, value, self._kept)
+                settled = key.name == ROOT and key.slot.startswith("in.")  # the rows were compared
+                done = settled or same(local, value) or write(tensor, value, self._kept)
                 other = None if done else like(tensor, value)
         except Unforced as reason:
             self._note(key, str(reason))
@@ -174,7 +180,8 @@ class Calls:
         if node is None:
             self._note(key, "it is a leaf of the graph")
             return
-        hooked: dict[int, Arriving] = node.metadata.setdefault(HOOKED, {})
+        of_node = cast("dict[Any, Any]", node.metadata)
+        hooked: dict[int, Arriving] = of_node.setdefault(HOOKED, {})
         number = tensor.output_nr
         if number not in hooked:
             arriving = hooked[number] = Arriving()
@@ -185,9 +192,7 @@ class Calls:
             node.register_prehook(replace)
         hooked[number].keys.append((key, name, spec))
 
-    def _replace(
-        self, arriving: Arriving, number: int, gradients: tuple[Any, ...]
-    ) -> tuple[Any, ...] | None:
+    def _replace(self, arriving: Arriving, number: int, gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return all gradients of a node with the one of this output as it was recorded."""
         if arriving.done or self._session.muted:
             return None

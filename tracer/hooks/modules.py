@@ -29,17 +29,18 @@ from tensortrace.tracer.types import COMPILED, COUPLES_ROWS, INIT_STEP, ROOT, Ki
 
 
 class Taken(NamedTuple):
-    """Under which call number a tensor of a module call was recorded, and where it lies if it is told."""
+    """Under which call number and event a tensor of a module call was recorded, and its place if told."""
 
     call: int
     place: Place | None
+    event: int | None
 
 
 class Frame:
     """One module call in progress. ``outputs`` are the events of the calls made inside it so far.
 
-    ``taken`` is what was recorded of it, by slot; ``anchors`` are tensors behind which the graph goes on where
-    what is computed of them was cut off, kept only where values are forced.
+    ``taken`` is what was recorded of it, by slot; ``anchors`` are tensors behind which the graph goes on
+    where what is computed of them was cut off, kept only where values are forced.
     """
 
     def __init__(self, name: ModuleName, *, records: bool, opens_root: bool) -> None:
@@ -220,16 +221,14 @@ class Modules:
             handle = nn.modules.module.register_module_forward_hook(self._forward_returned)
             self._session.patches.on_undo(handle.remove)
 
-    def _forward_returned(self, module: nn.Module, args: tuple[object, ...], result: object) -> object:
+    def _forward_returned(self, module: nn.Module, args: tuple[object, ...], result: object) -> Any:
         frame = self._record_returned(module, args, result)
         if frame is None or self.forces is None:
             return None
         return self.forces.returned(frame, self._parent(frame), result)
 
     @guard("module outputs")
-    def _record_returned(
-        self, module: nn.Module, args: tuple[object, ...], result: object
-    ) -> Frame | None:
+    def _record_returned(self, module: nn.Module, args: tuple[object, ...], result: object) -> Frame | None:
         stack = self._local.stack
         if stack and stack[-1].module == id(module):
             if any(is_dtensor(tensor) for _, tensor in tensors_of_result(result)):
@@ -372,12 +371,12 @@ class Modules:
         session, at, name = self._session, frame.at, frame.left if is_output else frame.entered
         call = session.clock.take(at, Kind.ACTIVATION, name, slot)
         place = self._places.of_output(tensor, name, slot) if is_output else frame.places.get(slot)
-        frame.taken[slot] = Taken(call.number, place)
         event = session.emit(
             tensor, at, Kind.ACTIVATION, name, slot,
             call=call.number, recompute=call.recompute, producers=producers, meta=meta,
             spec=place.own if place is not None else None,
         )  # fmt: skip
+        frame.taken[slot] = Taken(call.number, place, event)
         if event is not None:
             session.producers.add(tensor, event, is_output=is_output)
         if tensor.requires_grad and session.clock.gradients_arrive(tensor) and at.microbatch is not None:

@@ -52,9 +52,10 @@ class Session:
     wrapper's forward begins, ``on_backward`` when an outermost backward is about
     to begin, ``after_backward`` when it has ended, ``on_read`` (through ``gradients_read``) before a clip, an
     unscale or an optimizer step reads gradients, ``on_reduced`` with the parameters whose gradients were
-    reduced and recorded, ``on_rewritten`` with a parameter or buffer that we gave another value. ``scope`` names the module call that this thread is in the
-    middle of, "" for none and for a root's. While ``muted`` isn't 0, gradients that arrive are those
-    of a side computation and are not recorded. ``staged`` is the pipeline's backward that is running.
+    reduced and recorded, ``on_rewritten`` with a parameter or buffer that we gave another value. ``scope``
+    names the module call that this thread is in the middle of, "" for none and for a root's. While ``muted``
+    isn't 0, gradients that arrive are those of a side computation and are not recorded. ``staged`` is the
+    pipeline's backward that is running.
 
     ``quiet`` tells that nothing of the present window is wanted and that no source learns anything from it
     that a later one needs: only the clock goes on, so that a step that isn't recorded costs next to nothing.
