@@ -12,14 +12,19 @@ from tensortrace.tracer.force.recorded import Recorded, Unforced
 from tensortrace.tracer.notices import describe
 from tensortrace.tracer.placements import split
 from tensortrace.tracer.start.places import Parts, indices
+from tensortrace.tracer.start.refusal import world_size
 from tensortrace.tracer.types import Key, Kind
+
+NEAR = 0.05
+"""How far from the number of ranks a factor may be that stands for it: gradients err, but not so much."""
 
 
 class ReducedGradients:
     """Overwrites ``.grad`` where a reduction left it, or, in its absence, when the program first reads it.
 
     What a reduction left was recorded before. Of several microbatches the last one's reduction counts, or
-    the first that reads.
+    the first that reads. What the program does in between stays its own: where the reduction leaves a sum
+    over ranks that the program divides by itself, it is given the recorded gradient times their number.
     """
 
     def __init__(self, parts: Parts, recorded: Recorded, ledger: Ledger) -> None:
@@ -27,6 +32,8 @@ class ReducedGradients:
         self._recorded = recorded
         self._ledger = ledger
         self._has_read = False
+        self._done: set[int] = set()
+        self._microbatch = 0
         session = parts.session
         session.clock.on_open.append(self._open)
         session.on_reduced.append(self._reduced)
@@ -34,16 +41,22 @@ class ReducedGradients:
 
     def _open(self) -> None:
         self._has_read = False
+        self._done.clear()
 
     def _reduced(self, parameters: list[torch.Tensor]) -> None:
         clock = self._parts.session.clock
+        if clock.microbatch != self._microbatch:  # what another one was given has been added to
+            self._done.clear()
+        self._microbatch = clock.microbatch
         if clock.microbatch == self._recorded.last_microbatch(clock.step):
-            self._set(parameters)
+            self._set(parameters, reduced=True)
 
     def _read(self) -> None:
         if not self._has_read and torch._C._current_graph_task_id() < 0:
             self._has_read = True
-            self._set(self._parameters())
+            if self._parts.session.clock.microbatch != self._microbatch:
+                self._done.clear()
+            self._set(p for p in self._parameters() if id(p) not in self._done)
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         session, seen = self._parts.session, set()
@@ -53,7 +66,7 @@ class ReducedGradients:
                 seen.add(id(parameter))
                 yield parameter
 
-    def _set(self, parameters: Iterable[torch.Tensor]) -> None:
+    def _set(self, parameters: Iterable[torch.Tensor], *, reduced: bool = False) -> None:
         step = self._parts.session.clock.step
         for parameter in parameters:
             if parameter.grad is None:
@@ -61,13 +74,15 @@ class ReducedGradients:
             name = self._parts.session.names.tensor(parameter).name
             try:
                 with torch.no_grad(), unobserved():
-                    self._write(step, parameter, parameter.grad)
+                    self._write(step, parameter, parameter.grad, reduced=reduced)
+                if reduced:
+                    self._done.add(id(parameter))
             except Unforced as reason:
                 self._note(step, name, str(reason))
             except Exception as error:  # the program goes on with what it has
                 self._note(step, name, describe(error))
 
-    def _write(self, step: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _write(self, step: int, parameter: torch.Tensor, gradient: torch.Tensor, *, reduced: bool) -> None:
         spec = split(gradient)[1]
         if spec is not None and any(placement.kind == "partial" for placement in spec.placements):
             raise Unforced("it is a sum over ranks, of which no rank's part can be told")
@@ -79,8 +94,10 @@ class ReducedGradients:
             whole = self._recorded.whole(key)
             if tuple(whole.shape) != place.global_shape:
                 raise Unforced(f"it is {list(whole.shape)} in the trace, {list(place.global_shape)} here")
-            flat = whole.flatten()
+            flat, before = whole.flatten(), place.local.clone()
             place.write(flat[index] for index in indices(place.region))
+            if reduced:
+                place.local.mul_(_times(before, place.local))
             self._note(step, key.name)
 
     def _key(self, step: int, name: str) -> Key | None:
@@ -105,3 +122,11 @@ class ReducedGradients:
 
     def _note(self, step: int, name: str, reason: str = "") -> None:
         self._ledger.note(step, Kind.REDUCED_GRAD, name, "grad", 0, reason)
+
+
+def _times(before: torch.Tensor, value: torch.Tensor) -> float:
+    """Return how many times the recorded gradient a reduction left: the number of ranks for a sum, else 1."""
+    before, value = before.to(torch.float64).flatten(), value.to(torch.float64).flatten()
+    size = float(torch.dot(value, value))
+    times = float(torch.dot(before, value)) / size if size else 1.0
+    return next((float(n) for n in (world_size(),) if abs(times / n - 1) < NEAR), 1.0)
