@@ -94,7 +94,8 @@ class Recomputed(NamedTuple):
 class StepView:
     """The first-pass boundaries of one step over all ranks, and what was recomputed of them.
 
-    ``absent`` are the kinds that the run says it does not have.
+    ``absent`` are the kinds that the run says it does not have. ``given`` are the parameters that the window
+    began with in the place of the run's own, by name.
     """
 
     step: int
@@ -103,6 +104,12 @@ class StepView:
     by_event: dict[tuple[int, int], tuple[Slot, Part | None]] = field(repr=False)
     recomputed: tuple[Recomputed, ...] = ()
     absent: frozenset[str] = frozenset()
+    given: Mapping[str, tuple[Item, ...]] = field(default_factory=dict)
+
+    def began_with(self, name: str, before: StepView) -> tuple[Item, ...]:
+        """Return a parameter as the window began, of ranks that hold copies of it all."""
+        start, model = (Slot("window", Kind.PARAM, name, slot, 0) for slot in ("start", "model"))
+        return self.given.get(name) or self.items.get(start, ()) or before.items.get(model, ())
 
     def find(self, kind: Kind, *, phase: str | None = None) -> Iterable[tuple[Slot, tuple[Item, ...]]]:
         """Yield the slots of a kind, of one phase where given."""

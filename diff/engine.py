@@ -280,6 +280,7 @@ def _execute(
         if a.is_whole(step) and b.is_whole(step - offset):
             view_a, view_b = _with_unmoved(view_a, state_a), _with_unmoved(view_b, state_b)
         pair_ = resolve(StepPair(view_a, view_b, state_a, state_b), *rules)
+        pair_ = _with_forced(pair_, execution, previous)
         plan = StepPlan(step)
         _plan_step(pair_, plan)
         if a.cut_at(step) or b.cut_at(step - offset):
@@ -356,6 +357,18 @@ def _with_unmoved(view: StepView, before: StepView) -> StepView:
             ranks = {rank for item in moved for rank in item.ranks}
             items[slot] = moved + tuple(i for i in before.items.get(slot, ()) if ranks.isdisjoint(i.ranks))
     return replace(view, items=items)
+
+
+def _with_forced(pair_: StepPair, execution: Execution, previous: int | None) -> StepPair:
+    """Let b's window begin with a's parameters where it was given them."""
+    given = {}
+    for name in {slot.name for view in (pair_.a, pair_.before_a) for slot, _ in view.find(Kind.PARAM)}:
+        model = Slot("window", Kind.PARAM, name, "model", 0)
+        was = Node(pair_.a.step, None, model._replace(slot="start"))
+        before = [] if previous is None else [Node(previous, None, model)]
+        if any(map(execution.forced, (was, *before))) and (held := pair_.a.began_with(name, pair_.before_a)):
+            given[name] = held
+    return replace(pair_, b=replace(pair_.b, given=given)) if given else pair_
 
 
 def _just_before(catalog: Catalog, step: int, state: StepView) -> StepView:

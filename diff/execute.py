@@ -43,9 +43,9 @@ class Execution:
 
     ``apart`` are divergent boundaries that are compared but not told, and come from none that is told.
     ``unrecorded`` tells whether what a boundary was computed from was not recorded. ``equal`` are those whose
-    bits are. ``watch`` is given every comparison that was judged by its values.
-    ``forced`` tells of a
-    boundary that b was given a's value of, once its own was recorded: what follows inherits nothing of it.
+    bits are. ``watch`` is given every comparison that was judged by its values. ``forced`` tells of a
+    boundary that b was given a's value of, once its own was recorded: what follows inherits nothing of it,
+    and ``own`` keeps its error.
     """
 
     judge: Judge = field(default_factory=Judge)
@@ -61,6 +61,7 @@ class Execution:
     apart: dict[Node, None] = field(default_factory=dict)
     unrecorded: Callable[[Outcome], bool] = lambda _: False
     forced: Callable[[Node], bool] = lambda _: False
+    own: dict[Node, Error] = field(default_factory=dict)
     progress: Callable[[int, int], None] = lambda done, boundaries: None
     watch: Callable[[Node, Comparison, StepPair, Judgement], None] = lambda *_: None
     executor: Executor | None = None
@@ -107,9 +108,20 @@ class Execution:
         with Ahead(self.executor, self.workers, loaded) as self.ahead:
             for number, node in enumerate(order):
                 self.progress(number, len(order))
+                self.errors |= {p: self.own[p] for p in self._before_forcing(node)}
                 (self._execute if plan.shown(node.slot) else self._execute_apart)(node, work[node], pair, eps)
-                if self.forced(node) and node in self.errors:
-                    self.errors[node] = Error(norm=self.errors[node].norm)
+                for forced in (node, *self._before_forcing(node)):
+                    self._force(forced)
+
+    def _before_forcing(self, node: Node) -> list[Node]:
+        """Return what a parameter that the program wrote was made of before another value took its place."""
+        written = node.slot.kind == Kind.PARAM and node.slot.slot == "start"
+        return [p for p in self.graph.parents(node) if p in self.own] if written else []
+
+    def _force(self, node: Node) -> None:
+        if node in self.errors and self.forced(node):
+            self.own[node] = self.errors[node]
+            self.errors[node] = Error(norm=self.errors[node].norm)
 
     def _execute_apart(self, node: Node, entry: Comparison | OneSided, pair: StepPair, eps: float) -> None:
         """Compare a boundary for what is computed from it, and tell nothing of it."""

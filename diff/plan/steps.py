@@ -11,7 +11,6 @@ from tensortrace.diff.catalog import Slot
 from tensortrace.diff.estimate import alike, as_array, estimated, is_estimate
 from tensortrace.diff.estimating import NOISY, judge_step, measure_estimates
 from tensortrace.diff.logical import Unkept
-from tensortrace.diff.plan.clips import window_slot
 from tensortrace.diff.plan.comparison import Comparison, replica
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.result import Judgement, Metrics
@@ -38,10 +37,9 @@ def _judge_step(slot: Slot, pair: StepPair, eps: float) -> Judgement | None:
     """Judge what a parameter was changed by in both runs; None where a part of it was not recorded."""
     if slot.kind != Kind.PARAM:
         return None
-    before = window_slot(Kind.PARAM, slot.name, "start")
     held = []
     for view, earlier in ((pair.a, pair.before_a), (pair.b, pair.before_b)):
-        start = view.items.get(before, ()) or earlier.items.get(before._replace(slot="model"), ())
+        start = view.began_with(slot.name, earlier)
         if not start:
             return None
         held.append((replica(start), replica(view.items[slot])))

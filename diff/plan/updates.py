@@ -176,8 +176,7 @@ def update_source(name: str, view: StepView, before: StepView) -> UpdateSource |
         for i in view.items.get(window_slot(Kind.CLIPPED_GRAD, name, "grad"), ())
         if i.entry.microbatch is None
     ]
-    start = view.items.get(window_slot(Kind.PARAM, name, "start"), ())
-    param = start or before.items.get(window_slot(Kind.PARAM, name, "model"), ())
+    param = view.began_with(name, before)
     hypers, optimizer = hyperparameters(name, view)
     if not consumed or not param or not hypers or skipped(view):
         return None

@@ -62,17 +62,9 @@ class State:
                     )  # fmt: skip
 
     def _rewritten(self, tensor: torch.Tensor) -> None:
-        """Record a parameter that we gave another value than the window began with; a buffer need not be."""
-        session, at = self._session, self._session.clock.window()
+        """Take a tensor that we gave another value as known: the program did not change it."""
         self._digests.note(tensor)
         self._trained.note(tensor)
-        name = session.names.known(tensor)
-        if at.step == INIT_STEP or name is None or not isinstance(tensor, torch.nn.Parameter):
-            return
-        if session.wants(Kind.PARAM, name.name, at, tensor):
-            if session.clock.ordinal_in(at, Kind.PARAM, name.name, "start") == 0:
-                meta = Meta(aliases=name.aliases, requires_grad=tensor.requires_grad)
-                session.emit(tensor, at, Kind.PARAM, name.name, "start", meta=meta, parameter=tensor)
 
     def _updated_by_hand(self) -> bool:
         """Tell whether a parameter that the last backward reached has changed; record it and others if so.
