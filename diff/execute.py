@@ -108,15 +108,20 @@ class Execution:
         with Ahead(self.executor, self.workers, loaded) as self.ahead:
             for number, node in enumerate(order):
                 self.progress(number, len(order))
-                self.errors |= {p: self.own[p] for p in self._before_forcing(node)}
+                self.errors.update({p: self.own[p] for p in self._before_forcing(node)})
                 (self._execute if plan.shown(node.slot) else self._execute_apart)(node, work[node], pair, eps)
                 for forced in (node, *self._before_forcing(node)):
                     self._force(forced)
 
     def _before_forcing(self, node: Node) -> list[Node]:
-        """Return what a parameter that the program wrote was made of before another value took its place."""
-        written = node.slot.kind == Kind.PARAM and node.slot.slot == "start"
-        return [p for p in self.graph.parents(node) if p in self.own] if written else []
+        """Return what was read before another value took its place.
+
+        A parameter that the program writes between steps was made of its own update, as was a reduced
+        gradient of the ranks' own.
+        """
+        slot = node.slot
+        made = slot.kind == Kind.REDUCED_GRAD or (slot.kind == Kind.PARAM and slot.slot == "start")
+        return [p for p in self.graph.parents(node) if p in self.own] if made else []
 
     def _force(self, node: Node) -> None:
         if node in self.errors and self.forced(node):
