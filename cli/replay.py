@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
-from tensortrace.cli.machine import cores
+from tensortrace.cli.machine import cores, given_environ
 from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document, write_text
 from tensortrace.cli.render.page import look_of
 from tensortrace.cli.render.progress import Progress
@@ -157,7 +156,7 @@ def _live(
     options = forcing.ForceOptions(
         kinds=cast("tuple[Kinds, ...]", asked), layout=layout, output=output, jobs=cores()
     )
-    result = forcing.force(trace, command, environ=os.environ, options=options, observe=live.show)
+    result = forcing.force(trace, command, environ=given_environ(), options=options, observe=live.show)
     live.end()
     if json_path is not None:
         write_document(result, json_path)
