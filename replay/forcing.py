@@ -28,6 +28,7 @@ from tensortrace.tracer.force.ledger import Given, read
 from tensortrace.tracer.masking import mask_arguments
 from tensortrace.tracer.progress import RankProgress
 from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.rules import RunLayout, read_text
 from tensortrace.tracer.settings import Forced as Kinds
 from tensortrace.tracer.settings import Forcing, Settings
 from tensortrace.tracer.types import INIT_STEP, Kind, Promise
@@ -69,7 +70,9 @@ def force(
         if not any(entry.step != INIT_STEP for rank in trace.ranks for entry in rank.entries):
             raise BadRequest(f"{path} holds no step to force")
         promise = trace.manifest.promise if trace.manifest else Promise()
-    described = None if options.layout is None else options.layout.read_bytes()
+    described = None if options.layout is None else read_text(options.layout)
+    if described is not None and options.layout is not None:
+        RunLayout.parse(described, options.layout)
     with tempfile.TemporaryDirectory(prefix="tensortrace-") as folder:
         live, ledger = options.output or Path(folder) / "live", Path(folder) / "ledger"
         ledger.mkdir()

@@ -226,11 +226,11 @@ class Calls:
         The recorded run had a gradient there. What lies before is given its own recorded ones.
         """
         clock = self._session.clock
+        if clock.in_region() or clock.is_recompute() or not tensor.is_floating_point():
+            return tensor  # a region of checkpointing may have no graph of its own until it is recomputed
         ends = [anchor for anchor in anchors if anchor.requires_grad and type(anchor) is torch.Tensor]
-        if clock.in_region() or clock.is_recompute() or not ends or type(tensor) is not torch.Tensor:
+        if not ends or type(tensor) is not torch.Tensor:
             self._note(key, "the program has cut the graph here")
-            return tensor
-        if not tensor.is_floating_point():
             return tensor
         handed = instead(tensor, tensor.detach(), *ends)
         self._note(key)

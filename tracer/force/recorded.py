@@ -51,10 +51,12 @@ class Recorded:
         self._sources: dict[Key, list[Source]] = defaultdict(list)
         self._keys: dict[tuple[Kind, str, str], dict[Key, None]] = defaultdict(dict)
         self._aliases: dict[str, str] = {}
+        self._last: dict[int, int] = {}
         for source_rank in trace.ranks:
             for entry in source_rank.entries:
                 if entry.recompute:
                     continue
+                self._last[entry.step] = max(self._last.get(entry.step, 0), entry.microbatch or 0)
                 for name, source in named(source_rank, entry, self._layout):
                     key = entry.key._replace(name=name)
                     self._sources[key].append(source)
@@ -68,19 +70,13 @@ class Recorded:
         """Return the boundaries of a kind, name and slot, in the order of the first rank that has them."""
         return list(self._keys.get((kind, name, slot), ()))
 
-    def slots(self, step: int, microbatch: int, kind: Kind, name: str) -> list[Key]:
-        """Return the boundaries of a name in one pass."""
-        found = (keys for (k, n, _), keys in self._keys.items() if (k, n) == (kind, name))
-        return [key for keys in found for key in keys if key[:2] == (step, microbatch)]
-
     def known(self, name: str) -> str:
         """Return the canonical name of a tied parameter by any of its names."""
         return self._aliases.get(name, name)
 
     def last_microbatch(self, step: int) -> int:
         """Return the number of the last pass of a step."""
-        numbers = (k.microbatch for k in self._sources if k.step == step and k.kind is Kind.LOCAL_GRAD)
-        return max((number for number in numbers if number is not None), default=0)
+        return self._last.get(step, 0)
 
     def whole(self, key: Key) -> torch.Tensor:
         """Return the global tensor; raise Unforced where the trace has none."""
