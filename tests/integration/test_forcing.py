@@ -172,7 +172,7 @@ def test_a_parameter_taken_from_a_rank_that_does_not_own_it_is_named(shallow: Pa
 @pytest.mark.slow
 def test_a_run_that_was_given_other_rows_is_not_forced_and_says_so(shallow: Path, tmp_path: Path) -> None:
     found = force(shallow, tmp_path, on_ranks(2, "zero"))
-    assert found.reasons == ["the run was given other rows than the recorded one in this microbatch"]
+    assert set(found.reasons) == {"the run was given other rows than the recorded one in this microbatch"}
     assert found.kinds == {"param": 45}
     assert (found.exit_code, found.places) == (0, {})
 
