@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
+from tensortrace.diff.examined import Examined
 from tensortrace.diff.engine import CompareOptions, compare
 from tensortrace.diff.execute import Execution
 from tensortrace.diff.outcome import Outcome
@@ -95,11 +96,11 @@ def _judged(
     forcings = _forcings(given)
     told: list[tuple[tuple[Faulty, ...], int]] = []
 
-    def settled(execution: Execution, a: Catalog, b: Catalog, offset: int) -> None:
-        told.append(_faulty(execution, a, b, offset))
+    def look(found: Examined) -> None:
+        told.append(_faulty(found.execution, found.a, found.b, found.offset))
 
     result = compare(
-        path, live, options=CompareOptions(jobs=options.jobs), settled=settled,
+        path, live, options=CompareOptions(jobs=options.jobs), look=look,
         forced=lambda node: is_forced(node, forcings),
     )  # fmt: skip
     faulty, follow = told[0]
