@@ -73,7 +73,8 @@ class Replaying(click.Command):
 def command(
     trace: Path, command: tuple[str, ...], *, kinds: tuple[str, ...], output: Path | None,
     objective: str | None, layout: Path | None, no_modules: bool,
-    form: Literal["text", "json"], json_path: str | None, test: Path | None, force: bool, detail: Detail | None,
+    form: Literal["text", "json"], json_path: str | None, test: Path | None, force: bool,
+    detail: Detail | None,
 ) -> int:  # fmt: skip
     """Hold every boundary of TRACE against what its recorded inputs give in float64: no second run is needed.
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.causality import Node
 from tensortrace.diff.causes import name_causes
-from tensortrace.diff.examined import Examined
 from tensortrace.diff.engine import CompareOptions, compare
+from tensortrace.diff.examined import Examined
 from tensortrace.diff.execute import Execution
 from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.result import Result
