@@ -8,7 +8,7 @@ significant byte of every element, and so on.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
@@ -34,6 +34,7 @@ Codec = Literal["raw", "planes"]
 Compress = Literal["auto", "planes", "best", "none"]
 
 _FRAME_MAGIC = 0xFD2FB528
+_PLAIN, _CHECKSUMMED = 0b1010_0000, 0b1010_0100  # one segment, content size of 4 bytes
 BLOCK_BYTES = 128 << 10
 """The most raw bytes of a block of a frame (RFC 8878)."""
 
@@ -214,7 +215,7 @@ def _entropy(sample: Bytes) -> float:
 
 def stored_frame(raw: memoryview | bytes) -> bytes:
     """Return a frame of raw blocks with a checksum: a 9-byte header and 3 bytes a block around the bytes."""
-    head = struct.pack("<IBI", _FRAME_MAGIC, 0b1010_0100, len(raw))
+    head = struct.pack("<IBI", _FRAME_MAGIC, _CHECKSUMMED, len(raw))
     checksum = (xxhash.xxh64_intdigest(raw) & 0xFFFFFFFF).to_bytes(4, "little")
     return b"".join((head, *stored_parts(raw)[1:], checksum))
 
@@ -225,25 +226,33 @@ def stored_parts(raw: memoryview | bytes) -> Parts:
     A checksum of a tensor's bytes would tell what its digest tells, for another pass over them.
     """
     view = memoryview(raw)
-    head, blocks = stored_heads(len(view))
+    head, blocks = stored_heads(len(view), checksums=False)
     parts: list[bytes | memoryview] = [head]
     for number, block in enumerate(blocks):
         parts += [block, view[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]]
     return parts
 
 
+class Stored(NamedTuple):
+    """A blob as frames of raw blocks: the raw bytes of each, and whether a checksum stands behind each."""
+
+    contents: list[int]
+    checksums: bool
+
+
 @lru_cache(maxsize=64)
-def stored_heads(content: int) -> tuple[bytes, tuple[bytes, ...]]:
+def stored_heads(content: int, *, checksums: bool) -> tuple[bytes, tuple[bytes, ...]]:
     """Return the header of a frame of raw blocks as ``stored_parts`` writes it, and those of its blocks."""
     starts = range(0, max(content, 1), BLOCK_BYTES)
     blocks = tuple(
         (min(content - start, BLOCK_BYTES) << 3 | (start == starts[-1])).to_bytes(3, "little")
         for start in starts
     )
-    return struct.pack("<IBI", _FRAME_MAGIC, 0b1010_0000, content), blocks
+    flags = _CHECKSUMMED if checksums else _PLAIN
+    return struct.pack("<IBI", _FRAME_MAGIC, flags, content), blocks
 
 
-def stored_contents(raw_length: int, length: int) -> list[int] | None:
+def stored_contents(raw_length: int, length: int) -> Stored | None:
     """Return what frames of raw blocks would hold of a blob of ``length`` bytes; None where it is no such.
 
     That it has the length that it would have says nothing of what stands there. ``length`` must be known to
@@ -253,12 +262,15 @@ def stored_contents(raw_length: int, length: int) -> list[int] | None:
         return None
     full, rest = divmod(raw_length, FRAME_BYTES)
     contents = [FRAME_BYTES] * full + [rest] * bool(rest)
-    return contents if sum(map(stored_length, contents)) == length and contents else None
+    for checksums in (False, True):
+        if contents and length == sum(stored_length(each, checksums=checksums) for each in contents):
+            return Stored(contents, checksums)
+    return None
 
 
-def stored_length(content: int) -> int:
-    """Return the length of a frame of raw blocks, as ``stored_parts`` writes it."""
-    return 9 + content + 3 * max(-(-content // BLOCK_BYTES), 1)
+def stored_length(content: int, *, checksums: bool) -> int:
+    """Return the length of a frame of raw blocks."""
+    return 9 + content + 3 * max(-(-content // BLOCK_BYTES), 1) + 4 * checksums
 
 
 def skippable_frame(magic: int, payload: bytes) -> bytes:
@@ -342,15 +354,33 @@ class Decoder:
         return raw
 
 
-def logical(codec: Codec, dtype: str, raw: Bytes) -> Bytes:
-    """Return the logical bytes of a tensor from its raw bytes: undoes the byte planes."""
+def _fresh(size: int) -> Bytes:
+    return np.empty(size, np.uint8)
+
+
+def logical(codec: Codec, dtype: str, raw: Bytes, memory: Callable[[int], Bytes] = _fresh) -> Bytes:
+    """Return the logical bytes of a tensor from its raw bytes: undoes the byte planes, into ``memory``."""
     itemsize = dtype_of(dtype).itemsize
     if codec == "raw" or itemsize == 1 or raw.size == 0:
         return raw
-    planes = raw.reshape(itemsize, -1)
-    out = np.empty((planes.shape[1], itemsize), np.uint8)
-    for start in range(0, len(out), _CACHED):
-        part = out[start : start + _CACHED]
+    return interleaved(list(raw.reshape(itemsize, -1)), memory)
+
+
+def interleaved(planes: Sequence[Bytes], memory: Callable[[int], Bytes] = _fresh) -> Bytes:
+    """Return the bytes of elements from the planes of their first byte, their second, and so on."""
+    count, itemsize = planes[0].size, len(planes)
+    out = memory(count * itemsize)
+    if itemsize == 2:  # in words: half the time of a copy in strides; of wider ones it is none
+        words = out.view("<u2")
+        for start in range(0, count, _CACHED):
+            part = words[start : start + _CACHED]
+            np.copyto(part, planes[1][start : start + _CACHED])
+            np.left_shift(part, 8, out=part)
+            np.bitwise_or(part, planes[0][start : start + _CACHED], out=part)
+        return out
+    items = out.reshape(count, itemsize)
+    for start in range(0, count, _CACHED):
+        some = items[start : start + _CACHED]
         for byte, plane in enumerate(planes):
-            part[:, byte] = plane[start : start + _CACHED]
-    return out.reshape(-1)
+            some[:, byte] = plane[start : start + _CACHED]
+    return out

@@ -19,19 +19,15 @@ from tensortrace.tracer.codec import (
     BadFrame,
     Decoder,
     Frame,
+    interleaved,
     stored_heads,
     stored_length,
 )
 from tensortrace.tracer.codec_dtypes import Bytes, dtype_of
 from tensortrace.tracer.codec_values import digest_of
 from tensortrace.tracer.errors import DamagedTrace
-from tensortrace.tracer.reader_segment import (
-    SegmentFile,
-    blob_frames,
-    open_segment,
-    stored_contents_at,
-    stored_into,
-)
+from tensortrace.tracer.reader_memory import take
+from tensortrace.tracer.reader_segment import SegmentFile, blob_frames, open_segment, stored_at, stored_into
 from tensortrace.tracer.types import Blob, Entry
 
 CURSORS = 256
@@ -182,24 +178,23 @@ class RangeReader:
         item = self._item
         if self._blob.codec == "raw" or item == 1:
             return self._raw(segment, decoder, start * item, stop * item)
-        out = np.empty((stop - start, item), np.uint8)
-        for byte in range(item):
-            first = byte * self.size
-            out[:, byte] = self._raw(segment, decoder, first + start, first + stop)
-        return out.reshape(-1)
+        firsts = range(0, item * self.size, self.size)
+        planes = [self._raw(segment, decoder, first + start, first + stop) for first in firsts]
+        return interleaved(planes, take)
 
     def _raw(self, segment: SegmentFile, decoder: Decoder, start: int, stop: int) -> Bytes:
         """Return the raw bytes [start, stop) of the blob."""
-        out = np.empty(stop - start, np.uint8)
+        out = take(stop - start)
         number = bisect_right(self._ends, start)
         while start < stop:
             first = self._ends[number] - self._frames[number].content
             upto = min(stop, self._ends[number])
             filled = out.size - (stop - start)
             part = out[filled : filled + upto - start]
-            whole = part.size == self._frames[number].content
-            if not (whole and stored_into(segment, self._frames[number], part)):
-                part[:] = self._part(segment, decoder, number, start - first, upto - first)
+            frame, low, high = self._frames[number], start - first, upto - first
+            blocks = low % BLOCK_BYTES == 0 and (high == frame.content or high % BLOCK_BYTES == 0)
+            if not (blocks and stored_into(segment, frame, part, low // BLOCK_BYTES)):
+                part[:] = self._part(segment, decoder, number, low, high)
             start, number = upto, number + 1
         return out
 
@@ -225,16 +220,16 @@ def _stored_frames(segment: SegmentFile, blob: Blob) -> list[Frame] | None:
 
     What stands between the headers is looked at when it is read.
     """
-    contents = stored_contents_at(segment, blob)
-    if contents is None:
+    stored = stored_at(segment, blob)
+    if stored is None:
         return None
     frames = []
     offset = blob.offset
-    for content in contents:
-        head, _ = stored_heads(content)
+    for content in stored.contents:
+        head, _ = stored_heads(content, checksums=stored.checksums)
         if segment.at(offset, len(head)) != head:
             return None
-        length = stored_length(content)
+        length = stored_length(content, checksums=stored.checksums)
         frames.append(Frame(offset, length, content, offset + len(head), None))
         offset += length
     return frames

@@ -18,6 +18,7 @@ from tensortrace.tracer.codec import (
     BadFrame,
     Decoder,
     Frame,
+    Stored,
     logical,
     parse_frame,
     stored_contents,
@@ -29,6 +30,7 @@ from tensortrace.tracer.codec_values import digest
 from tensortrace.tracer.errors import DamagedTrace, TraceError
 from tensortrace.tracer.manifest import MAX_LINE_BYTES
 from tensortrace.tracer.manifest_files import opened, read_at
+from tensortrace.tracer.reader_memory import take
 from tensortrace.tracer.types import Blob, Entry
 
 _WINDOW_BYTES = 64 << 10
@@ -162,30 +164,34 @@ def blob_frames(segment: SegmentFile, blob: Blob) -> list[Frame]:
     return frames
 
 
-def stored_into(segment: SegmentFile, frame: Frame, out: Bytes) -> bool:
-    """Read the raw bytes of a frame of raw blocks as they stand in the file; False where it is no such frame.
+def stored_into(segment: SegmentFile, frame: Frame, out: Bytes, first: int = 0) -> bool:
+    """Read whole blocks of a frame of raw blocks as they stand in the file, from the ``first`` on.
 
-    Its checksum is not looked at: that is for who checks the tensor's digest.
+    False where it is no such frame. Its checksum is not looked at: that is for who checks the tensor's
+    digest.
     """
     blocks = max(-(-frame.content // BLOCK_BYTES), 1)
     plain = frame.start - frame.offset + frame.content + 3 * blocks
     if frame.length not in (plain, plain + 4):  # with a checksum
         return False
-    return _raw_blocks(segment, frame.start, b"", out)
+    stop = first + max(-(-out.size // BLOCK_BYTES), 1)
+    headers = bytearray(3 * (stop - first))
+    of_headers, parts = memoryview(headers), list[memoryview]()
+    for number in range(stop - first):
+        parts += [
+            of_headers[3 * number : 3 * number + 3],
+            out[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES].data,
+        ]
+    if not segment.into(frame.start + first * (BLOCK_BYTES + 3), parts):
+        return False
+    sizes = [part.nbytes for part in parts[1::2]]
+    expected = [
+        (size << 3 | (number == blocks - 1)).to_bytes(3, "little") for number, size in enumerate(sizes, first)
+    ]
+    return headers == b"".join(expected)
 
 
-def _raw_blocks(segment: SegmentFile, offset: int, head: bytes, out: Bytes) -> bool:
-    """Read what raw blocks behind ``head`` hold; False where head or blocks are not what they should be."""
-    _, blocks = stored_heads(out.size)
-    found, headers = bytearray(len(head)), bytearray(3 * len(blocks))
-    parts, of_headers = [memoryview(found)], memoryview(headers)
-    for number in range(len(blocks)):
-        block = out[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
-        parts += [of_headers[3 * number : 3 * number + 3], block.data]
-    return segment.into(offset, parts) and found == head and headers == b"".join(blocks)
-
-
-def stored_contents_at(segment: SegmentFile, blob: Blob) -> list[int] | None:
+def stored_at(segment: SegmentFile, blob: Blob) -> Stored | None:
     """Return what the frames of a blob hold by its lengths, if our writer stored it, else None."""
     if blob.offset + blob.length > segment.size:
         return None
@@ -195,26 +201,33 @@ def stored_contents_at(segment: SegmentFile, blob: Blob) -> list[int] | None:
 def stored_blob(segment: SegmentFile, blob: Blob) -> Bytes | None:
     """Return the raw bytes of a blob that stands in the file as our writer stores it; None where it does not.
 
-    Every header is what it should be, so that the frames need not be walked before. They have no checksums:
-    the tensor's digest, which is for the caller to check, says what these would.
+    Every header is what it should be, so that the frames need not be walked before. Checksums are not looked
+    at: the tensor's digest, which is for the caller to check, says what these would.
     """
-    contents = stored_contents_at(segment, blob)
-    if contents is None:
+    stored = stored_at(segment, blob)
+    if stored is None:
         return None
-    raw = np.empty(blob.raw_length, np.uint8)
+    raw = take(blob.raw_length)
     offset, filled = blob.offset, 0
-    for content in contents:
-        head, _ = stored_heads(content)
-        if not _raw_blocks(segment, offset, head, raw[filled : filled + content]):
+    for content in stored.contents:
+        head, blocks = stored_heads(content, checksums=stored.checksums)
+        found, headers = bytearray(len(head)), bytearray(3 * len(blocks))
+        parts, of_headers = [memoryview(found)], memoryview(headers)
+        for number in range(len(blocks)):
+            start = filled + number * BLOCK_BYTES
+            stop = min(start + BLOCK_BYTES, filled + content)
+            parts += [of_headers[3 * number : 3 * number + 3], raw[start:stop].data]
+        if not segment.into(offset, parts) or found != head or headers != b"".join(blocks):
             return None
-        offset, filled = offset + stored_length(content), filled + content
+        offset += stored_length(content, checksums=stored.checksums)
+        filled += content
     return raw
 
 
 def _walked(segment: SegmentFile, blob: Blob, *, checksums: bool) -> Bytes:
     """Return the raw bytes of a blob, frame by frame."""
     frames = blob_frames(segment, blob)
-    raw = np.empty(blob.raw_length, np.uint8)
+    raw = take(blob.raw_length)
     filled = 0
     for frame in frames:
         out = raw[filled : filled + frame.content]
@@ -239,7 +252,7 @@ def read_blob(path: Path, entry: Entry, blob: Blob, limit_bytes: int, *, checksu
     with open_segment(path) as segment:
         found = None if checksums else stored_blob(segment, blob)
         raw = found if found is not None else _walked(segment, blob, checksums=checksums)
-    data = logical(blob.codec, entry.dtype, raw)
+    data = logical(blob.codec, entry.dtype, raw, take)
     hashed = digest(entry.dtype, entry.local_shape, data)
     if hashed != entry.digest:
         raise DamagedTrace(

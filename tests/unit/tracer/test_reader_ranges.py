@@ -10,10 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from tensortrace.tracer import codec, layout, reader_ranges, reader_segment
+from tensortrace.tracer.codec import FRAME_BYTES, stored_frame, stored_parts
 from tensortrace.tracer.errors import DamagedTrace, TraceError
 from tensortrace.tracer.geometry_blocks import block_grid
 from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.reader_memory import take
 from tensortrace.tracer.reader_rank import RankTrace
+from tensortrace.tracer.reader_segment import open_segment, stored_blob
+from tensortrace.tracer.types import Blob
 from tests.synthetic import logical_bytes, write_trace
 
 
@@ -113,6 +117,45 @@ def test_going_through_a_tensor_gives_its_blocks(tmp_path: Path) -> None:
         found, blocks = list(rank.through(entry, most)), list(rank.blocks(entry, most))
         assert [b.shape for b in found] == [b.shape for b in blocks]
         assert all(np.array_equal(x, y) for x, y in zip(found, blocks, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_going_through_planes_in_whole_blocks_gives_the_tensor(tmp_path: Path, dtype: str) -> None:
+    array = np.random.default_rng(0).normal(size=2_500_000).astype(np.float32)
+    folder = write_trace(tmp_path / "t", [[({"dtype": dtype}, array)]])
+    rank = Trace.open(folder).ranks[0]
+    assert rank.entries[0].blob is not None
+    assert rank.entries[0].blob.codec == "planes"
+    expected = logical_bytes(array, dtype).view("<u4" if dtype == "float32" else "<u2").astype("<u4")
+    found = np.concatenate(list(rank.through(rank.entries[0], 1 << 20)))
+    np.testing.assert_array_equal(found.view("<u4"), expected << (16 if dtype == "bfloat16" else 0))
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+@pytest.mark.parametrize("size", [1, 128 << 10, (128 << 10) + 1, FRAME_BYTES, FRAME_BYTES + 5])
+def test_what_is_stored_raw_is_found_without_walking_it(tmp_path: Path, size: int, checksums: bool) -> None:
+    """As the writer stores it now, and with the checksums that it wrote before."""
+    raw = np.random.default_rng(size).integers(0, 255, size, np.uint8)
+    pieces = [raw[start : start + FRAME_BYTES].data for start in range(0, size, FRAME_BYTES)]
+    frames = [stored_frame(p) if checksums else b"".join(stored_parts(p)) for p in pieces]
+    path = tmp_path / "seg"
+    path.write_bytes(b"before" + b"".join(frames) + b"behind")
+    blob = Blob(segment=0, offset=6, length=sum(map(len, frames)), raw_length=size, codec="raw")
+    with open_segment(path) as segment:
+        found = stored_blob(segment, blob)
+    assert found is not None
+    np.testing.assert_array_equal(found, raw)
+
+
+def test_memory_is_used_again_once_nothing_refers_to_it() -> None:
+    first = take(1 << 20)
+    first[:] = 7
+    at, part = first.ctypes.data, first[5:9].view("<u4")
+    del first
+    assert take(1 << 20).ctypes.data != at
+    assert part[0] == 0x07070707
+    del part
+    assert take(1 << 20).ctypes.data == at
 
 
 _HEAD, _BLOCK = 9, 128 << 10
