@@ -281,8 +281,9 @@ def worst_beside(unexplained: np.ndarray, sizes: np.ndarray, least: float) -> fl
     """
     if not unexplained.size:
         return 0.0
-    scale = np.where(np.isfinite(sizes), sizes, 0.0)
-    found = float((np.abs(unexplained) / np.maximum(scale, least)).max())
+    if not math.isfinite(float(sizes.max())):
+        sizes = np.where(np.isfinite(sizes), sizes, 0.0)
+    found = float((np.abs(unexplained) / np.maximum(sizes, least)).max())
     return found if math.isfinite(found) else math.inf
 
 

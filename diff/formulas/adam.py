@@ -22,7 +22,8 @@ class Adam(Scaled):
     def gradient(self, x: UpdateInputs) -> np.ndarray:
         """Return the gradient that is descended, with a decay that is added to it."""
         gradient = -x.gradient if x.hypers.get("maximize") else x.gradient
-        return gradient + (0.0 if self._apart(x) else x.hypers.get("weight_decay", 0.0)) * x.param
+        decay = 0.0 if self._apart(x) else x.hypers.get("weight_decay", 0.0)
+        return gradient + decay * x.param if decay else gradient
 
     def state(self, x: UpdateInputs, slot: str) -> np.ndarray | None:
         """Return a moment, the greatest second moment so far, or the count."""

@@ -1,7 +1,7 @@
 """How much of what an update left differs beyond what its recorded inputs explain by its formula.
 
 What one update read serves all that it left: its moments and its parameter are computed again together, in
-one pass through the recorded tensors, a few thousand elements at a time, which stay in the processor's cache.
+one pass through the recorded tensors, some ten thousand elements at a time, which stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ from tensortrace.diff.tolerance import Unexplained, least_size, measure_unexplai
 from tensortrace.diff.update import UpdateInputs, is_factored
 from tensortrace.tracer.types import Kind
 
-PIECE = 1 << 13
-"""Elements that are computed at a time; some twenty float64 arrays of them fit into a cache of 1 MiB."""
+PIECE = 1 << 15
+"""Elements that are computed at a time: of fewer, calling numpy costs as much as the arithmetic."""
+
+_SMALL = 2.0**-100
+"""The mean square from which on, and up to whose inverse, float32 is taken for the sizes of terms."""
 
 _KINDS = (Kind.PARAM, Kind.OPTIMIZER_STATE)
 
@@ -109,7 +112,7 @@ class _Run:
     def _without_elements(self) -> UpdateInputs:
         return self.source.without_elements()
 
-    def blocks(self, slots: Sequence[Slot], only: int | None = None) -> Iterator[_Block]:
+    def blocks(self, slots: Sequence[Slot], only: int | None = None) -> Iterator[Block]:
         """Yield everything block by block, or one block alone; numbers are in every block."""
         source = self.source
         left = {slot: self.left(slot) for slot in slots}
@@ -120,11 +123,11 @@ class _Run:
         found = [whole_blocks(items[i]) if only is None else item_blocks(items[i], only) for i in whole]
         for arrays in zip(*found, strict=True):
             flat = {i: array.reshape(-1) for i, array in zip(whole, arrays, strict=True)}
-            yield _Block(source, left, numbers, flat)
+            yield Block(source, left, numbers, flat)
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """A block of what one update read and left: ``flat`` by item, beside ``numbers``."""
 
     source: UpdateSource
@@ -137,44 +140,93 @@ class _Block:
         """How many elements it has."""
         return int(self.flat[id(self.source.param)].size)
 
-    def piece(self, start: int) -> _Piece:
-        """Return some elements as float64."""
-        wide = {i: as_real(array[start : start + PIECE]).reshape(-1) for i, array in self.flat.items()}
-        wide |= {i: as_real(number) for i, number in self.numbers.items()}
-        inputs = self.source.inputs(lambda item: wide[id(item)])
-        return _Piece(inputs, {slot: wide[id(item)] for slot, item in self.left.items()})
+    def piece(self, start: int, *, narrow: bool = False) -> _Piece:
+        """Return some elements as float64; ``narrow``: their magnitudes in float32."""
+        some = {i: array[start : start + PIECE] for i, array in self.flat.items()}
+        wide = {i: as_real(array).reshape(-1) for i, array in some.items()}
+        numbers = {i: as_real(number) for i, number in self.numbers.items()}
+        return _Piece(*self._held(wide | numbers), *self._held((some if narrow else wide) | numbers))
+
+    def _held(self, arrays: Mapping[int, np.ndarray]) -> tuple[UpdateInputs, dict[Slot, np.ndarray]]:
+        inputs = self.source.inputs(lambda item: arrays[id(item)])
+        return inputs, {slot: arrays[id(item)] for slot, item in self.left.items()}
+
+    @property
+    def is_narrow(self) -> bool:
+        """Tell whether all of it is float32."""
+        return all(array.dtype == np.float32 for array in self.flat.values())
 
 
+@dataclass(frozen=True)
 class _Piece:
-    """Some elements of what one update read and left."""
+    """Some elements of what one update read and left, and the same as magnitudes are made of it."""
 
-    def __init__(self, inputs: UpdateInputs, left: Mapping[Slot, np.ndarray] | None = None) -> None:
-        self.inputs, self.left = inputs, left or {}
+    inputs: UpdateInputs
+    left: Mapping[Slot, np.ndarray]
+    held: UpdateInputs
+    held_left: Mapping[Slot, np.ndarray]
 
     def residue(self, slot: Slot) -> Sides:
         """Return what the formula leaves of a value, and the magnitude of the terms that it sums."""
-        made, actual = expected(slot, self.inputs), self.left[slot]
+        made = expected(slot, self.inputs)
         assert made is not None  # the formula is known
-        terms = np.fmax(np.abs(actual), self._terms(slot, made)) * amplified(slot, self.inputs)
-        return unexplained(actual, made), terms
+        terms = np.fmax(np.abs(self.held_left[slot]), self._terms(slot, made))
+        larger = amplified(slot, self.inputs)
+        if larger.ndim or larger != 1:
+            terms = terms * larger
+        return unexplained(self.left[slot], made), terms
 
     def _terms(self, slot: Slot, made: np.ndarray) -> np.ndarray:
         """Return the magnitude of the terms that an element of the result sums."""
         if slot.kind == Kind.PARAM:
-            return np.asarray(np.abs(self.inputs.param) + np.abs(made - self.inputs.param))
+            param = self.held.param
+            return np.asarray(np.abs(param) + np.abs(made.astype(param.dtype, copy=False) - param))
         terms = expected(slot, self._sizes)
         assert terms is not None
         return terms
 
     @cached_property
     def _sizes(self) -> UpdateInputs:
-        return self.inputs.magnitudes()
+        return self.held.magnitudes()
 
 
-def _between(slot: Slot, a: _Piece, b: _Piece) -> Sides:
+def between(slot: Slot, a: _Piece, b: _Piece) -> Sides:
     """Return what remains of b − a, and the size of the terms summed."""
     (error_a, size_a), (error_b, size_b) = a.residue(slot), b.residue(slot)
     return error_b - error_a, np.fmax(size_a, size_b)  # NaN in one run: so large as in the other
+
+
+class Pieces:
+    """The piece of both runs that begins at an element of a block.
+
+    How large terms are needs no more than the six digits of float32, which takes half the time, unless that
+    could not square them.
+    """
+
+    def __init__(self, x: Block, y: Block, start: int) -> None:
+        self._at = x, y, start
+
+    @cached_property
+    def _narrow(self) -> tuple[_Piece, _Piece] | None:
+        x, y, start = self._at
+        both = x.is_narrow and y.is_narrow
+        return (x.piece(start, narrow=True), y.piece(start, narrow=True)) if both else None
+
+    @cached_property
+    def wide(self) -> tuple[_Piece, _Piece]:
+        """The piece of each run, all of it in float64."""
+        x, y, start = self._at
+        return x.piece(start), y.piece(start)
+
+    def between(self, slot: Slot) -> Sides:
+        """Return what remains of b − a, and the size of the terms summed."""
+        if self._narrow is not None:
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+                error, sizes = between(slot, *self._narrow)
+                square = float(sizes @ sizes) / sizes.size
+            if sizes.dtype == np.float32 and _SMALL < square < 1 / _SMALL:
+                return error.astype(np.float32), sizes
+        return between(slot, *self.wide)
 
 
 def _replay_whole(slot: Slot, a: _Run, b: _Run) -> Unexplained | None:
@@ -192,17 +244,17 @@ def _replay(slots: Sequence[Slot], a: _Run, b: _Run) -> dict[Slot, Unexplained]:
     """Compute an update again in both runs, and measure what it left beyond that in each slot."""
     meters = {slot: Meter() for slot in slots}
     if math.prod(a.source.shape) <= PIECE:
-        pieces = [(x.piece(0), y.piece(0)) for x, y in zip(a.blocks(slots), b.blocks(slots), strict=True)]
-        return {slot: measure_unexplained([_between(slot, *piece) for piece in pieces]) for slot in slots}
+        wide = [(x.piece(0), y.piece(0)) for x, y in zip(a.blocks(slots), b.blocks(slots), strict=True)]
+        return {slot: measure_unexplained([between(slot, *piece) for piece in wide]) for slot in slots}
     for number, (x, y) in enumerate(zip(a.blocks(slots), b.blocks(slots), strict=True)):
         for start in range(0, x.size, PIECE):
-            piece = x.piece(start), y.piece(start)
+            pieces = Pieces(x, y, start)
             for slot, meter in meters.items():
-                meter.add((number, start), _between(slot, *piece))
+                meter.add((number, start), pieces.between(slot))
 
     def again(slot: Slot, number: int) -> Callable[[int], Sides]:
         x, y = (next(run.blocks([slot], number)) for run in (a, b))
-        return lambda start: _between(slot, x.piece(start), y.piece(start))
+        return lambda start: Pieces(x, y, start).between(slot)
 
     return {slot: meter.result(partial(again, slot)) for slot, meter in meters.items()}
 
