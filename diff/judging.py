@@ -24,10 +24,10 @@ from tensortrace.diff.partial import growth
 from tensortrace.diff.plan.comparison import Comparison, coarser_eps
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.steps import judge_update
-from tensortrace.diff.quick import Given, far_inside
+from tensortrace.diff.quick import Given, far_inside, is_one
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.silent import without_shift
-from tensortrace.diff.stream import Streamed
+from tensortrace.diff.stream import Same, Streamed, finite_of, norm_of
 from tensortrace.diff.tolerance import Measured, judge_exact, judge_model, measure_peak, own_error
 from tensortrace.tracer.types import Kind
 
@@ -70,6 +70,8 @@ class Judge:
     ) -> tuple[Measured, bool]:
         """Return what is measured of a pair, and whether quickly: its extremes are left out then."""
         terms = max(self.known.terms(node, entry, loaded.shape, pair), entry.terms)
+        if (same := _by_statistics(entry, loaded)) is not None:
+            return Measured(same, 0.0, terms), False
         spacing, exact = max(eps, stored_eps(entry)), entry.exact or self.exact or not eps
         given = Given(eps, spacing, terms, self.noise(node, entry), self.floors.get(node))
         quick = None if exact or entry.summed else far_inside(node, loaded, self.known, given)
@@ -133,12 +135,12 @@ class Judge:
         What lies before the point where their effect is lost differs by a shift: it is judged without.
         """
         effective = self.known.effective(node, measured.size)
-        if effective is None or whole.ratio > SHIFTED or not isinstance(loaded, Assembled):
+        if effective is None or whole.ratio > SHIFTED or not isinstance(loaded, Assembled | Same):
             return whole
         agreeing = [e for e in effective if not e.diverges]
         noise, floor = self.noise(node, entry), self.floors.get(node)
         judgement = judge_model(measured, eps, agreeing, noise=noise, floor=floor)
-        if judgement.ratio <= 1:
+        if judgement.ratio <= 1 or isinstance(loaded, Same):
             return judgement
         quiet = without_shift(loaded)
         if quiet is None:
@@ -176,3 +178,21 @@ class Judge:
         measured = self._measured(node, quiet, metrics, 0.0, eps)
         judgement, _ = self.judge(node, entry, measured, eps, None)
         return judgement if judgement.ratio <= 1 else None
+
+
+def _by_statistics(entry: Comparison, loaded: Assembled | Streamed) -> Metrics | None:
+    """Return the metrics of two sides that are one recorded tensor, all of it, by its statistics."""
+    if isinstance(loaded, Same):
+        norm, bad = loaded.norm, loaded.nonfinite
+    elif isinstance(loaded, Assembled) and entry.same_bytes and is_one(loaded.a, loaded.b):
+        item = entry.items_a[0]
+        found, size = norm_of(item), math.prod(item.entry.local_shape)
+        if found is None or loaded.a.size != size:
+            return None
+        norm, bad = found, size - finite_of(item)
+    else:
+        return None
+    return Metrics(
+        elements=math.prod(loaded.shape), equal=True, rel_l2=0.0, abs_l2=0.0, norm_a=norm, norm_b=norm,
+        max_abs=0.0, nonfinite_a=bad, nonfinite_b=bad,
+    )  # fmt: skip

@@ -56,7 +56,7 @@ class Given(NamedTuple):
 
 def far_inside(node: Node, loaded: Assembled | Streamed, known: Known, given: Given) -> Measured | None:
     """Return quick measurements of a boundary where they tell that it is far inside of what is allowed."""
-    if isinstance(loaded, Assembled) and _is_one(loaded.a, loaded.b):
+    if isinstance(loaded, Assembled) and is_one(loaded.a, loaded.b):
         return None  # nothing differs
     eps, spacing, terms, noise, floor = given
     quick = measure_quickly(loaded.shape, loaded.blocks, eps=eps, spacing=spacing, terms=terms)
@@ -96,7 +96,7 @@ def measure_quickly(
         return meter.result(spacing)
 
 
-def _is_one(a: np.ndarray, b: np.ndarray) -> bool:
+def is_one(a: np.ndarray, b: np.ndarray) -> bool:
     """Tell whether both sides are the same memory: they were read once, since their digests are equal."""
     if a is b:
         return True
@@ -161,14 +161,12 @@ class _Meter:
         np.multiply(x, x, out=s)
         np.multiply(d, d, out=f)
         self._add_sums(q, s)
-        self.dd += float(f @ _scratch.ones[:n])
+        self.dd += float(d @ d)
         self.qq += float(q @ q)
         self.qs += float(q @ s)
         self.ss += float(s @ s)
         np.bitwise_and(x.view(np.uint32), _SIGN_AND_EXPONENT, out=e.view(np.uint32))
         self.half += float(x @ e)
-        np.add(s, np.float32((self.greatest * self.scale) ** 2), out=e)
-        np.divide(f, e, out=f)
         self._add_peak(f, *given)
         self.seen += n
 
@@ -185,16 +183,25 @@ class _Meter:
             self.of_columns[number] += _scratch.ones[:rows] @ grid
 
     def _add_peak(self, f: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
-        """Find the worst element; its square is between f = d²/(x² + typical²) and 2f."""
-        most = float(f.max())
-        if not 2 * most > self.worst:
-            self.worst = most if math.isnan(most) else self.worst
+        """Find the worst element, the greatest |b − a| / max(|a|, greatest); f = d².
+
+        One that is worse than the worst so far differs by more than that of ``greatest``: few do.
+        """
+        first = int(f.argmax())
+        if not math.isfinite(f[first]):
+            self.worst = math.nan
             return
-        near = np.greater(f, np.float32(max(most, self.worst) / 2 * (1 - 1e-5)), out=_scratch.flags[: f.size])
-        at = np.flatnonzero(near)
-        of_a, of_b = x[at].astype(np.float64), y[at].astype(np.float64)
-        found = np.abs(of_b - of_a) / np.maximum(np.abs(of_a), self.greatest)
-        self.worst = max(self.worst, float(np.max(found, initial=0.0)) ** 2)
+        value, other = float(x[first]), float(y[first])
+        self.worst = max(
+            self.worst, abs(other - value) / max(abs(value), self.greatest)
+        )  # then fewer are left
+        least = (self.worst * self.greatest * self.scale) ** 2 * (1 - 1e-5)
+        if f[first] > least:
+            near = np.greater(f, np.float32(least), out=_scratch.flags[: f.size])
+            at = np.flatnonzero(near)
+            of_a, of_b = x[at].astype(np.float64), y[at].astype(np.float64)
+            found = np.abs(of_b - of_a) / np.maximum(np.abs(of_a), self.greatest)
+            self.worst = max(self.worst, float(np.max(found, initial=0.0)))
 
     def result(self, spacing: float) -> Quick | None:
         """Return what was measured; None where something is not finite, or nothing differs."""
@@ -216,7 +223,7 @@ class _Meter:
             norm_b=math.sqrt(of_b) * unit, projection=1 + offset,
             projection_error=math.sqrt(single) / self.s,
         )  # fmt: skip
-        return Quick(metrics, math.sqrt(self.worst), self._coherence(offset, single, spacing))
+        return Quick(metrics, self.worst, self._coherence(offset, single, spacing))
 
     def _coherence(self, offset: float, single: float, spacing: float) -> Coherence | None:
         if self.distinct < FEW:

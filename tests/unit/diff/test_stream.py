@@ -7,9 +7,10 @@ import pytest
 
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Catalog, Item
-from tensortrace.diff.factors import projected, rank_factors
+from tensortrace.diff.factors import Factors, projected, rank_factors
 from tensortrace.diff.stream import (
     LARGE_ELEMENTS,
+    Same,
     Streamed,
     Sum,
     Term,
@@ -22,7 +23,8 @@ from tensortrace.diff.stream import (
 )
 from tensortrace.tracer.geometry_blocks import block_grid
 from tensortrace.tracer.reader import Trace
-from tensortrace.tracer.types import INIT_STEP, Kind, Mesh, Placement, Shard
+from tensortrace.tracer.reader_rank import RankTrace
+from tensortrace.tracer.types import INIT_STEP, Entry, Kind, Mesh, Placement, Shard
 from tests.synthetic import write_trace
 
 WHOLE = np.arange(300 * 9000, dtype=np.float32).reshape(300, 9000)
@@ -94,3 +96,55 @@ def test_the_block_of_an_element_is_the_one_that_holds_it() -> None:
     index = (299, 8999)
     number = block_of(index, WHOLE.shape)
     assert next(Whole(WHOLE).blocks(number))[-1, -1] == WHOLE[index]
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Item]:
+    """Two parameters of one content, a vector, and another parameter, on one rank."""
+    arrays = {"one": WHOLE[:40, :50], "same": WHOLE[:40, :50], "vector": WHOLE[0, :60], "other": WHOLE[5:9]}
+    fields = {"step": INIT_STEP, "microbatch": None, "kind": Kind.PARAM, "slot": "model"}
+    tensors = [(fields | {"name": name}, np.ascontiguousarray(array)) for name, array in arrays.items()]
+    trace = Trace.open(write_trace(tmp_path_factory.mktemp("alike") / "t", [tensors]))
+    view = Catalog(trace).view(INIT_STEP)
+    return {slot.name: found[0] for slot, found in view.items.items()}
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of all tensors that are read."""
+    names: list[str] = []
+    read = RankTrace.read
+
+    def noted(rank: RankTrace, entry: Entry) -> np.ndarray:
+        names.append(entry.name)
+        return read(rank, entry)
+
+    monkeypatch.setattr(RankTrace, "read", noted)
+    return names
+
+
+def test_of_one_content_the_norm_is_known_unread(alike: dict[str, Item], reads: list[str]) -> None:
+    found = paired(one(alike["one"]), one(alike["same"]))
+    assert isinstance(found, Same)
+    assert found.norm == pytest.approx(np.linalg.norm(WHOLE[:40, :50].astype(np.float64)), rel=1e-14)
+    assert found.nonfinite == 0
+    assert reads == []
+
+
+def test_another_content_and_a_scaled_one_are_read(alike: dict[str, Item]) -> None:
+    assert isinstance(paired(one(alike["one"]), one(alike["one"]).scaled(2.0)), Assembled)
+    assert isinstance(paired(one(alike["vector"]), one(alike["vector"])), Assembled)  # whose elements count
+
+
+def test_gradients_that_are_what_they_were_have_the_factor_1_unread(
+    alike: dict[str, Item], reads: list[str]
+) -> None:
+    samples = [({3: one(alike[name])}, one(alike[name])) for name in ("other", "one", "vector")]
+    assert rank_factors(samples) == Factors({3: 1.0}, 0.0, 0.0)
+    assert reads == ["vector"]  # one that is not 0, the smallest
+
+
+def test_where_one_gradient_is_another_all_are_measured(alike: dict[str, Item]) -> None:
+    found = rank_factors(({0: one(alike[n])}, one(alike[n]).scaled(0.5)) for n in ("one", "vector"))
+    assert found is not None
+    assert found.by_rank == pytest.approx({0: 0.5})
