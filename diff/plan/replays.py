@@ -1,7 +1,8 @@
 """How much of what an update left differs beyond what its recorded inputs explain by its formula.
 
 What one update read serves all that it left: its moments and its parameter are computed again together, in
-one pass through the recorded tensors, some ten thousand elements at a time, which stay in the processor's cache.
+one pass through the recorded tensors, some ten thousand elements at a time, which stay in the processor's
+cache.
 """
 
 from __future__ import annotations
