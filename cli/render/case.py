@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
 from tensortrace.cli.render import replayed, text
 from tensortrace.cli.render.finding import SENTENCE
@@ -10,8 +11,10 @@ from tensortrace.cli.render.numbers import counted, size
 from tensortrace.cli.render.page import Look, Page
 from tensortrace.cli.render.safe import safe
 from tensortrace.diff.result import Result
-from tensortrace.replay.packed import CaseReplay
-from tensortrace.replay.packing import PackedCase
+
+if TYPE_CHECKING:
+    from tensortrace.replay.packed import CaseReplay
+    from tensortrace.replay.packing import PackedCase
 
 
 def render(found: CaseReplay, *, look: Look, detail: text.Detail) -> str:
