@@ -119,8 +119,13 @@ class Keeping:
                 return None
         return Summary(statistics(boundary.dtype, data), sketch)
 
-    def decide_known(self, boundary: Boundary, digest: str, held: str, summary: Summary | None) -> Kept:
-        """Return what to keep of a boundary without its bytes; raise KeyError if its sketch isn't known."""
+    def decide_known(
+        self, boundary: Boundary, digest: str, held: str, summary: Summary | None, *, in_full: bool
+    ) -> Kept:
+        """Return what to keep of a boundary without its bytes; raise KeyError if its sketch isn't known.
+
+        ``in_full`` tells that its bytes are there: they are of what can have no sketch.
+        """
         if self._sketcher is not None:
             self._sketcher.see(boundary, _NOTHING)
         if summary is None and not held.startswith(_SKETCH):
@@ -132,9 +137,11 @@ class Keeping:
             self._sketcher.remember(digest, held.removeprefix(_SKETCH), boundary.event)
             return Kept(False, summary.sketch)
         event = self._sketcher.made(digest, held.removeprefix(_SKETCH))
-        if event is None:
+        if event is not None:
+            return Kept(False, None, event)
+        if not in_full:
             raise KeyError(digest)
-        return Kept(False, None, event)
+        return _IN_FULL
 
     def decide(self, boundary: Boundary, data: Bytes, digest: str) -> Kept:
         """Return what to keep; what should have a sketch and can have none is kept in full."""

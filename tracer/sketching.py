@@ -39,8 +39,15 @@ class Placed(NamedTuple):
     place: _Place
 
 
+class _Unknown:
+    """Stands for a place that was not looked for yet."""
+
+
+_UNKNOWN = _Unknown()
+
+
 class Sketcher:
-    """Sees every boundary of one rank in order; used by one thread at a time.
+    """Sees every boundary of one rank in order; used by one thread at a time, but for ``know``.
 
     Equal content at the same place has one sketch: it is made once, and later boundaries refer to it.
     """
@@ -94,11 +101,12 @@ class Sketcher:
         samples = self._identities.samples(boundary) if boundary.kind in WITH_ROWS else None
         who = 0 if samples is None else xxhash.xxh3_64_intdigest(samples.identities.data)
         key = boundary.shard, boundary.local_shape, size, who, samples and samples.positions, samples is None
-        if key not in self._placed:
+        found = self._placed.get(key, _UNKNOWN)
+        if isinstance(found, _Unknown):
             if len(self._placed) >= _PLACES:
                 self._placed.clear()
-            self._placed[key] = self._place(boundary, size)
-        return self._placed[key]
+            found = self._placed[key] = self._place(boundary, size)
+        return found  # what was put there may be gone by now: another thread may have told of a mesh
 
     def make(self, boundary: Boundary, data: Bytes, placed: Placed) -> Sketch | None:
         """Return the sketch of a content at its place; None where sums of its elements are beyond float64."""

@@ -151,7 +151,9 @@ class RankWriter:
             kept = self._keeping.decide(boundary, data, hexdigest)
         else:
             stats = stats if summary is None else summary.stats
-            kept = self._known(boundary, hexdigest, held, summary, is_known=stats is not None)
+            kept = self._known(
+                boundary, hexdigest, held, summary, is_known=stats is not None, in_full=event is not None
+            )
         if stats is None:
             stats = statistics(boundary.dtype, data if data is not None else _NOTHING)
         blob = None
@@ -167,12 +169,13 @@ class RankWriter:
         return entry
 
     def _known(
-        self, boundary: Boundary, hexdigest: str, held: str, summary: Summary | None, *, is_known: bool
-    ) -> Kept:
+        self, boundary: Boundary, hexdigest: str, held: str, summary: Summary | None, *, is_known: bool,
+        in_full: bool,
+    ) -> Kept:  # fmt: skip
         try:
             if not is_known:
                 raise KeyError(hexdigest)
-            return self._keeping.decide_known(boundary, hexdigest, held, summary)
+            return self._keeping.decide_known(boundary, hexdigest, held, summary, in_full=in_full)
         except KeyError:
             raise TraceError(f"event {boundary.event}: its content is not known") from None
 

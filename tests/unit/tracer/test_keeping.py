@@ -31,6 +31,8 @@ def tensors() -> Iterator[tuple[torch.Tensor, dict[str, object]]]:
             yield value, {"step": step, "name": name}
         yield x[..., 0].contiguous(), {"step": step, "name": "small"}
         yield x * float("inf"), {"step": step, "name": "nothing finite"}
+        for name in ("mask", "mask again"):  # beyond what a sketch can sum: kept in full, and once
+            yield torch.full((WIDTH, WIDTH), -float("inf")).triu(1), {"step": step, "name": name}
         for kind in (Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.PARAM):
             yield weight, {"step": step, "kind": kind, "name": "w", "slot": kind.value}
         weight = weight + 1

@@ -100,6 +100,12 @@ def test_a_file_that_the_system_cannot_execute_leaves_no_output(tmp_path: Path) 
     assert not (tmp_path / "a").exists()
 
 
+def test_a_program_of_the_working_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train").symlink_to("/bin/true")
+    monkeypatch.chdir(tmp_path)
+    assert run(tmp_path / "a", "./train").exit_code == 0
+
+
 def test_credentials_in_the_command_are_not_written_down(tmp_path: Path) -> None:
     run(tmp_path / "a", "/bin/true", "--api-key", "topsecret")
     assert "topsecret" not in (tmp_path / "a" / "trace.json").read_text()
