@@ -140,7 +140,7 @@ def clear(root: Path) -> None:
 
 
 def _check_command(command: Sequence[str], folder: Path) -> None:
-    program = os.path.join(folder, command[0]) if os.sep in command[0] else command[0]  # noqa: PTH118
+    program = os.path.join(folder, command[0]) if os.sep in command[0] else command[0]
     if shutil.which(program) is None:
         found = os.sep in command[0] and Path(program).exists()
         raise _cannot_start(command, PermissionError() if found else FileNotFoundError())
