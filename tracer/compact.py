@@ -12,6 +12,7 @@ from tensortrace.tracer import layout
 from tensortrace.tracer.errors import BadRequest, TraceError
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
+from tensortrace.tracer.types import RankManifest
 from tensortrace.tracer.writer import RankWriter
 
 NEW, OLD = ".compacting", ".before-compacting"
@@ -54,9 +55,10 @@ def _refuse(root: Path, trace: Trace) -> None:
     for rank in trace.ranks:
         if rank.manifest is None:
             raise TraceError(f"{rank.folder}: no {layout.RANK_MANIFEST}", expected="a finished trace")
-        if rank.manifest.ignorable:
+        if lost := set(rank.manifest.ignorable) - set(RankManifest.__struct_fields__):
             raise TraceError(
                 f"{rank.folder / layout.RANK_MANIFEST}: field ignorable: keys that would be lost",
+                found=", ".join(sorted(lost))[:80],
                 remedy="compact it with the version that wrote it",
             )
 

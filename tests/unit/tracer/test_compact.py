@@ -12,7 +12,7 @@ from tensortrace.tracer import compact as module
 from tensortrace.tracer.compact import compact
 from tensortrace.tracer.errors import BadRequest, TraceError
 from tensortrace.tracer.reader import Trace, check
-from tensortrace.tracer.types import Placement, RankManifest, Shard
+from tensortrace.tracer.types import Module, Placement, RankManifest, Shard
 from tensortrace.tracer.writer import RankWriter
 from tests.synthetic import boundary_of, write_trace
 
@@ -105,3 +105,18 @@ def test_a_disk_that_is_full_leaves_the_old_trace(tmp_path: Path, monkeypatch: p
         compact(root)
     assert contents(root) == expected
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_what_a_reader_may_ignore_stays_where_it_is_known(tmp_path: Path) -> None:
+    root = tmp_path / "t"
+    write_trace(root, [])
+    manifest = RankManifest(
+        format=1, rank=0, world_size=1, ended="finished", ignorable=("modules",),
+        modules=(Module("ReLU", names=("act",)),),
+    )  # fmt: skip
+    with RankWriter(root, 0, compress="none") as writer:
+        writer.append(boundary_of(0, LARGE), LARGE.tobytes())
+        writer.write_manifest(manifest)
+    compact(root)
+    (rank,) = Trace.open(root).ranks
+    assert rank.manifest == manifest
