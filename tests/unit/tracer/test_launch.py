@@ -125,7 +125,8 @@ def test_a_signal_to_the_launcher_reaches_the_command(tmp_path: Path, number: in
         "signal.pause()\n"
     )
     launcher = (
-        "import os, sys\n"
+        "import os, signal, sys\n"
+        f"signal.signal({int(number)}, signal.SIG_DFL)\n"  # nohup and shells leave it ignored
         "from tensortrace.tracer import launch\n"
         "from tensortrace.tracer.settings import Settings\n"
         f"settings = Settings(root={str(tmp_path / 'a')!r})\n"
