@@ -94,22 +94,22 @@ def _judged(
     path: Path, live: Path, given: Sequence[Given], command: Sequence[str], options: ForceOptions
 ) -> Forced:
     forcings = _forcings(given)
-    told: list[tuple[tuple[Faulty, ...], int]] = []
+    told: list[tuple[tuple[Faulty, ...], int, int]] = []
 
     def look(found: Examined) -> None:
-        told.append(_faulty(found.execution, found.a, found.b, found.offset))
+        told.append(_faulty(found.execution, found.a, found.b, found.offset, forcings))
 
     result = compare(
         path, live, options=CompareOptions(jobs=options.jobs), look=look,
         forced=lambda node: is_forced(node, forcings),
     )  # fmt: skip
-    faulty, follow = told[0]
+    faulty, follow, unlike = told[0]
     forced = Counter(key[1].value for key, reason in forcings.items() if not reason)
     missing = tuple(m for m in result.coverage.missing if m.counts_as_incomplete)
-    verdict: Verdict = "mismatch" if faulty else "incomplete" if missing or not forced else "agrees"
+    verdict: Verdict = "mismatch" if faulty else "incomplete" if missing or unlike or not forced else "agrees"
     return Forced(
         verdict=verdict,
-        headline=_headline(verdict, faulty, forced, result),
+        headline=_headline(verdict, faulty, forced, unlike, result),
         recorded=result.a,
         live=result.b if options.output else replace(result.b, path=NOT_KEPT),
         command=mask_arguments(command),
@@ -150,22 +150,37 @@ def is_forced(node: Node, forcings: Forcings) -> bool:
     return slot.phase == "train" and forcings.get((node.step, *slot[1:])) == ""
 
 
-def _faulty(execution: Execution, a: Catalog, b: Catalog, offset: int) -> tuple[tuple[Faulty, ...], int]:
-    """Return each place that errs by itself, the first in causal order first, and how much follows."""
+def _faulty(
+    execution: Execution, a: Catalog, b: Catalog, offset: int, forcings: Forcings
+) -> tuple[tuple[Faulty, ...], int, int]:
+    """Return each place that errs by itself, the first in causal order first, and how much follows.
+
+    Last comes how many modules differ that computed with parameters which the recorded ones do not fit: what
+    they would have made of those isn't known.
+    """
     places = Places(execution)
     outcomes = sorted(execution.outcomes, key=lambda o: execution.graph.order_key(o.node))
     own = [o for o in outcomes if o.role in ("origin", "further")] or outcomes[:1]
     own = _without_what_follows(own, execution, places)
+    kept = {
+        Place("module", places.owner(name))
+        for (_, kind, name, *_), reason in forcings.items()
+        if kind is Kind.PARAM and reason
+    }
+    unlike: set[Place] = set()
     groups: dict[Place, list[Outcome]] = defaultdict(list)
     for outcome in own:
         place = places.of(outcome)
+        if place in kept:
+            unlike.add(place)
+            continue
         first = next((p for p in groups if p.part == place.part in ("update", "gradients")), place)
         groups[first].append(outcome)
     found = tuple(
         _of_place(place, group, execution, None if number >= MAX_CAUSES else (a, b, offset))
         for number, (place, group) in enumerate(groups.items())
     )
-    return found, len(outcomes) - len(own)
+    return found, len(outcomes) - len(own), len(unlike)
 
 
 def _without_what_follows(own: Sequence[Outcome], execution: Execution, places: Places) -> list[Outcome]:
@@ -235,7 +250,9 @@ def _not_forced(forcings: Forcings) -> tuple[NotForced, ...]:
     )
 
 
-def _headline(verdict: Verdict, faulty: Sequence[Faulty], forced: Mapping[str, int], result: Result) -> str:
+def _headline(
+    verdict: Verdict, faulty: Sequence[Faulty], forced: Mapping[str, int], unlike: int, result: Result
+) -> str:
     covered = result.coverage
     compared = f"{covered.compared} boundaries compared, {covered.bitwise_equal} bitwise equal"
     if faulty:
@@ -244,6 +261,11 @@ def _headline(verdict: Verdict, faulty: Sequence[Faulty], forced: Mapping[str, i
         return f"mismatch: {len(faulty)} of the program's parts err by themselves: {names}{more}"
     if verdict == "agrees":
         return f"agrees: each part makes what was recorded of what was recorded; {compared}"
+    if unlike:
+        return (
+            f"incomplete: {unlike} module{'' if unlike == 1 else 's'} cannot be judged, with parameters that "
+            f"the recorded ones do not fit; {compared}"
+        )
     why = "boundaries are missing" if forced else "nothing could be forced"
     return f"incomplete: nothing disagrees in what was compared, but {why}; {compared}"
 

@@ -170,6 +170,13 @@ def test_a_parameter_taken_from_a_rank_that_does_not_own_it_is_named(shallow: Pa
 
 
 @pytest.mark.slow
+def test_modules_that_recorded_parameters_do_not_fit_are_not_blamed(shallow: Path, tmp_path: Path) -> None:
+    found = force(shallow, tmp_path, harness.python(PROGRAM, *SHALLOW, "--times", 3))
+    assert (found.exit_code, found.verdict, found.places) == (1, "incomplete", {})
+    assert "it is [32, 16] in the trace, [48, 16] here" in found.reasons
+
+
+@pytest.mark.slow
 def test_a_run_that_was_given_other_rows_is_not_forced_and_says_so(shallow: Path, tmp_path: Path) -> None:
     found = force(shallow, tmp_path, on_ranks(2, "zero"))
     assert set(found.reasons) == {"the run was given other rows than the recorded one in this microbatch"}

@@ -50,14 +50,17 @@ class Up(nn.Linear):
 
 
 class Block(nn.Module):
-    """Two residual branches; ``plant`` is the mistake in it, if any."""
+    """Two residual branches; ``plant`` is the mistake in it, if any; inside it is ``times`` as wide."""
+
+    times = 2
 
     def __init__(self, plant: str) -> None:
         super().__init__()
         self.plant = plant
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.mix = nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = Up(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        inside = self.times * WIDTH
+        self.up, self.down = Up(WIDTH, inside), nn.Linear(inside, WIDTH)
         self.up.plant = plant
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,7 +145,9 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=int, default=2)
     options = parser.parse_args()
+    Block.times = options.times
     pairs = [item.split(":") for item in options.plant.split(",") if ":" in item]
     torch.manual_seed(options.seed)
     model = Model(options.depth, {int(number): plant for number, plant in pairs})
