@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import xxhash
+
 from tensortrace.replay.case import MAX_RULES
 from tensortrace.tracer import layout
 from tensortrace.tracer.errors import BadRequest, DamagedTrace, TraceError
@@ -94,6 +96,35 @@ def unpack(path: Path, folder: Path) -> None:
         raise
     except _UNREADABLE as error:
         raise DamagedTrace(f"{path}: not a readable zip archive: {_plain(error)}") from error
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Return the XXH3-128 of each file in a case's folder, but for the page and what states them."""
+    names = sorted(found.relative_to(folder).as_posix() for found in folder.rglob("*") if found.is_file())
+    return {name: _digest(folder / name) for name in names if name not in (README, CASE)}
+
+
+def _digest(path: Path) -> str:
+    hasher = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while part := file.read(_STEP_BYTES):
+            hasher.update(part)
+    return hasher.hexdigest()
+
+
+def check_members(path: Path, folder: Path, stated: Mapping[str, str]) -> None:
+    """Raise DamagedTrace, naming the member, unless what was unpacked is what was packed."""
+    found = digests(folder)
+    for name in sorted(stated.keys() | found.keys()):
+        if name not in found:
+            raise DamagedTrace(f"{path}: member {ascii(name)[:80]} is missing")
+        if name not in stated:
+            raise DamagedTrace(f"{path}: member {name!a} was not packed with it")
+        if found[name] != stated[name]:
+            raise DamagedTrace(
+                f"{path}: member {name!a} has been changed since it was packed",
+                found=found[name], expected=stated[name][:40],
+            )  # fmt: skip
 
 
 def _members(path: Path, archive: zipfile.ZipFile, size: int) -> list[tuple[zipfile.ZipInfo, Path]]:

@@ -69,7 +69,11 @@ class Packed(Record, frozen=True):
 
 
 class Case(Record, frozen=True, kw_only=True):
-    """``case.json``. ``traces`` are in the order of the folders ``a`` and ``b``."""
+    """``case.json``. ``traces`` are in the order of the folders ``a`` and ``b``.
+
+    ``members`` tells the XXH3-128, in hexadecimal, of each file but the page and ``case.json``:
+    nothing where it was packed by an earlier version.
+    """
 
     format: int
     of: Of
@@ -79,6 +83,7 @@ class Case(Record, frozen=True, kw_only=True):
     traces: tuple[Packed, ...] = ()
     minimised: bool = False
     removed: tuple[str, ...] = ()
+    members: dict[str, str] = {}  # noqa: RUF012  # msgspec copies it
     ignorable: tuple[str, ...] = ()
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tensortrace.diff.engine import CompareOptions, compare, compare_opened
 from tensortrace.diff.result import Outcome, Result, Side
-from tensortrace.replay.archive import CASE, SIDES, rules_name, unpack
+from tensortrace.replay.archive import CASE, SIDES, check_members, rules_name, unpack
 from tensortrace.replay.case import Asked, Case, Expected, decode_case, deviations, expected_of
 from tensortrace.replay.engine import ReplayOptions, replay, replay_opened
 from tensortrace.replay.result import Replay
@@ -77,6 +77,8 @@ def unpacked(path: Path) -> Iterator[tuple[Path, Case]]:
         rules = [number for number in range(case.asked.rules) if not (folder / rules_name(number)).is_file()]
         if there != list(SIDES[: len(case.traces)]) or rules:
             raise DamagedTrace(f"{path}: a trace or a file of rules that {CASE} tells of is missing")
+        if case.members:
+            check_members(path, folder, case.members)
         yield folder, case
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tensortrace.diff.expect.rules import as_file
 from tensortrace.diff.result import Result
-from tensortrace.replay.archive import CASE, README, SIDES, rules_name, sizes, write_archive
+from tensortrace.replay.archive import CASE, README, SIDES, digests, rules_name, sizes, write_archive
 from tensortrace.replay.case import (
     FORMAT_VERSION,
     MAX_RULES,
@@ -187,7 +187,8 @@ def _lay_out(
             _packed(side, trace, found, part, options)
             for side, (trace, found) in enumerate(zip(traces, kept, strict=True))
         ),
-        minimised=part != whole(traces), removed=_removed(traces, part, options),
+        minimised=part != whole(traces), removed=_removed(traces, part, options), members=digests(folder),
+        ignorable=("members",),
     )  # fmt: skip
     (folder / CASE).write_bytes(encode_case(case))
     (folder / README).write_text(readme(case, name=name), encoding="utf-8")

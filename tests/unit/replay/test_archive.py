@@ -245,8 +245,23 @@ def test_a_trace_that_is_damaged_inside_is_refused(
 ) -> None:
     found = members(case)
     index = found["a/rank00000/index.jsonl"].replace(b'"step":0', b'"step":1', 1)
-    path = zipped(tmp_path / "x.zip", found | {"a/rank00000/index.jsonl": index})
+    found = stated(found | {"a/rank00000/index.jsonl": index}, members={})  # as before cases stated digests
+    path = zipped(tmp_path / "x.zip", found)
     assert "checksum" in refused(path, beside, capsys)
+
+
+def test_a_member_that_is_not_what_was_packed_is_named(
+    case: Path, tmp_path: Path, beside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(sorted(members(case).keys() - {"README.md", "case.json"})):
+        found = members(case)
+        changed = zipped(tmp_path / f"{number}.zip", found | {name: found[name] + b"\n"})
+        line = refused(changed, beside, capsys)
+        assert f"{changed}: member '{name}' has been changed since it was packed" in line
+        del found[name]
+        assert "is missing" in refused(zipped(tmp_path / f"{number}-.zip", found), beside, capsys)
+    more = members(case) | {"a/rank00000/seg000007.safetensors.zst": b""}
+    assert "was not packed with it" in refused(zipped(tmp_path / "more.zip", more), beside, capsys)
 
 
 def test_nothing_is_left_of_a_case_that_was_replayed(case: Path, beside: Path) -> None:
