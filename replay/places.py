@@ -18,6 +18,10 @@ MODULES = (Kind.ACTIVATION, Kind.ACTIVATION_GRAD, Kind.LOCAL_GRAD)
 UPDATES = (Kind.SCHEDULE, Kind.OPTIMIZER_STATE, Kind.PARAM, Kind.BUFFER)
 
 
+_ROUND_OFF = 1e-3
+"""Of a factor's distance from 1, what may remain beside it: far below what a second, right part leaves."""
+
+
 class Place(NamedTuple):
     """What computes a boundary."""
 
@@ -69,14 +73,16 @@ class Places:
     def _of_gradient(self, outcome: Outcome) -> Place:
         """Return the module whose backward makes a gradient: the innermost with all users of the tensor.
 
-        Where no module returned it, the code that made it may use it again.
+        Where no module returned it, the code that made it may use it again, unless the whole gradient is off
+        by one factor: then it has no second part that is right.
         """
         node, digest = outcome.node, _digest(outcome)
         alike = self._same.get((node.step, node.microbatch, digest), [node]) if digest else [node]
         tensors = [n._replace(slot=n.slot._replace(kind=Kind.ACTIVATION)) for n in alike]
         users = {user for tensor in tensors for user in self._users[tensor] if user not in tensors}
         places = {self._of_user(user) for user in users}
-        if not any(tensor.slot.slot.startswith("out") for tensor in tensors):
+        made = any(tensor.slot.slot.startswith("out") for tensor in tensors)
+        if not made and not _is_multiple(outcome):
             places |= {self._of_user(tensor) for tensor in tensors if tensor.slot.name != ROOT}
         if len(places) == 1:
             return places.pop()
@@ -96,6 +102,14 @@ class Places:
 
     def _module(self, name: str) -> Place:
         return Place("between" if name in self._containers or name == ROOT else "module", name)
+
+
+def _is_multiple(outcome: Outcome) -> bool:
+    """Tell whether a tensor is a multiple of the recorded one, within round-off."""
+    found = outcome.metrics
+    if found is None or found.projection is None or found.projection_error is None or not found.rel_l2:
+        return False
+    return found.projection != 0 and found.projection_error <= _ROUND_OFF * abs(found.projection - 1)
 
 
 def lacks_gradient(outcome: Outcome) -> bool:

@@ -12,8 +12,8 @@ from tests import harness
 
 PROGRAM = harness.TRAINING / "forced.py"
 
-ALL = "1:cut-branch,3:forward,4:forward,6:residual,8:backward,10:detach"
-"""Six mistakes in one run, two of them in blocks that follow each other."""
+ALL = "1:cut-branch,3:forward,4:forward,6:residual,8:backward,10:detach,11:down"
+"""Seven mistakes in one run, two of them in blocks that follow each other."""
 
 
 SHALLOW = ("--depth", 1, "--steps", 3)
@@ -94,7 +94,7 @@ def test_bugs_in_layers_3_and_9_are_both_named_in_one_run_and_nothing_else(
     assert all(codes[0] == "scale.other" for codes in found.codes.values())
 
 
-def test_each_of_six_bugs_in_one_run_is_named_where_it_is(recorded: Path, tmp_path: Path) -> None:
+def test_each_of_seven_bugs_in_one_run_is_named_where_it_is(recorded: Path, tmp_path: Path) -> None:
     found = force(recorded, tmp_path, planted(ALL))
     assert found.places == {
         "layers.1": ("between", BACKWARD),  # a branch that backward does not reach
@@ -103,6 +103,7 @@ def test_each_of_six_bugs_in_one_run_is_named_where_it_is(recorded: Path, tmp_pa
         "layers.6": ("between", BOTH),  # the residual add
         "layers.8.up": ("module", BACKWARD),
         "layers.10": ("between", BACKWARD),  # all that it returns is detached
+        "layers.11.down": ("module", BACKWARD),  # of a tensor that no module returned
     }
 
 

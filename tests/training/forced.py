@@ -60,8 +60,8 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.mix = nn.Linear(WIDTH, WIDTH)
         inside = self.times * WIDTH
-        self.up, self.down = Up(WIDTH, inside), nn.Linear(inside, WIDTH)
-        self.up.plant = plant
+        self.up, self.down = Up(WIDTH, inside), Up(inside, WIDTH)
+        self.up.plant, self.down.plant = plant, "backward" if plant == "down" else ""
 
     def forward(self, x: Tensor) -> Tensor:
         mixed = self.mix(self.norm1(x))
