@@ -270,6 +270,10 @@ class Catalog:
     def _ranked(self) -> Iterator[tuple[int, Entry]]:
         return ((source.rank, entry) for held in self._by_step.values() for source, entry in held)
 
+    def recorded(self, step: int) -> Sequence[tuple[RankTrace, Entry]]:
+        """Return what ranks recorded in a step, entry by entry."""
+        return self._by_step.get(step, ())
+
     @property
     def cells(self) -> Cells:
         """Which ranks work on the same samples."""

@@ -25,7 +25,7 @@ from tensortrace.replay.contract import UNPLACED, Contracts, Gap, Step, microbat
 from tensortrace.replay.found import OracleCatalog, Replaying
 from tensortrace.replay.gradients import gradients
 from tensortrace.replay.losses import Weighed, losses, weighed
-from tensortrace.replay.modules import Modules, ModuleWork, hold_modules
+from tensortrace.replay.modules import Modules, ModuleWork, Versions, hold_modules
 from tensortrace.replay.objective import NAMES, Name, Objective, infer
 from tensortrace.replay.result import Replay
 from tensortrace.replay.schedules import schedule
@@ -99,12 +99,13 @@ def replay_opened(
     trace, of_layout = laid_out(opened, options.layout)
     found = Replaying(Catalog(trace), OracleCatalog(trace), notes=[*told, *of_layout])
     modules = Modules.of(opened) if options.modules == "all" else None
+    versions = Versions(found.catalog)
     steps = _steps(found)
     objective = _objective(options, steps)
     _replay_init(found)
     began: dict[Slot, tuple[int, int]] = {}
     for number, step in enumerate(steps):
-        _replay_step(step, objective, began, found, modules)
+        _replay_step(step, objective, began, found, versions, modules)
         _moved(step.view, began)
         if progress:
             progress(number + 1, len(steps))
@@ -164,7 +165,7 @@ def _replay_init(found: Replaying) -> None:
 
 def _replay_step(
     step: Step, objective: Objective, began: Mapping[Slot, tuple[int, int]], found: Replaying,
-    modules: Modules | None,
+    versions: Versions, modules: Modules | None,
 ) -> None:  # fmt: skip
     contracts = Contracts()
     losses(step, contracts)
@@ -175,7 +176,7 @@ def _replay_step(
     continuity(step, contracts)
     replicas(step, contracts)
     weights = weighed(step, objective, contracts)
-    work = hold_modules(step, modules, found) if modules is not None else ModuleWork()
+    work = hold_modules(step, modules, versions, found) if modules is not None else ModuleWork()
     contracts.gaps += work.gaps
     _hold(step, contracts, found, weights.refs | work.told, work.told)
     _weigh(step, weights, found)

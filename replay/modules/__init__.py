@@ -2,5 +2,6 @@
 
 from tensortrace.replay.modules.hold import ModuleWork, hold_modules
 from tensortrace.replay.modules.known import Modules
+from tensortrace.replay.modules.versions import Versions
 
-__all__ = ["ModuleWork", "Modules", "hold_modules"]
+__all__ = ["ModuleWork", "Modules", "Versions", "hold_modules"]

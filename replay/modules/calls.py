@@ -11,6 +11,7 @@ from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.masters import COPY
 from tensortrace.replay.contract import UNPLACED, Step
 from tensortrace.replay.modules.given import NoFormula
+from tensortrace.replay.modules.versions import UNKNOWN, At, Versions
 from tensortrace.tracer.types import ROOT, Kind
 
 
@@ -62,8 +63,8 @@ def calls_of(view: StepView) -> list[Call]:
 class Owned:
     """The parameters and buffers of modules, as they were when a call read them."""
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    def __init__(self, step: Step, versions: Versions) -> None:
+        self._step, self._versions = step, versions
         self._by_module: dict[str, dict[str, tuple[Kind, str]]] = defaultdict(dict)
         for view in (step.before, step.view):
             for kind in (Kind.PARAM, Kind.BUFFER):
@@ -96,22 +97,20 @@ class Owned:
     def _value(self, kind: Kind, name: str, call: Call) -> Item:
         if name in self._step.unplaced:
             raise NoFormula(UNPLACED)
-        rank, event = next(iter(call.values.values()))[1].source.rank, call.event
+        rank = next(iter(call.values.values()))[1].source.rank
+        event = min(e.event for _, item in call.values.values() for r, e in item.members if r == rank)
         copied = self._step.view.items.get(Slot("window", kind, name, COPY, 0))
         if copied:
             return self._one(copied, rank)
-        found: list[tuple[int, Item]] = []
-        for number, view in enumerate((self._step.before, self._step.view)):
-            for slot in view.named(kind, name):
-                if slot.slot not in ("model", "start") or not view.items[slot]:
-                    continue
-                item = self._one(view.items[slot], rank)
-                at = next((e.event for r, e in item.members if r == rank), item.entry.event)
-                if number == 0 or at < event:
-                    found.append((at if number else -1, item))
-        if not found:
-            raise NoFormula("the parameters that it computed with were not recorded")
-        return max(found, key=lambda f: f[0])[1]
+        if not self._versions.known(rank, name):
+            raise NoFormula(UNKNOWN)
+        record = self._versions.at(name, At(rank, call.name, event, call.part.phase == "train"))
+        for view in (self._step.before, self._step.view, *self._versions.views(record, self._step.view.step)):
+            for slot in (*view.named(Kind.PARAM, name), *view.named(Kind.BUFFER, name)):
+                for item in view.items[slot] if slot.slot in ("model", "start") else ():
+                    if any(r == rank and e.digest == record.digest for r, e in item.members):
+                        return self._one(view.items[slot], rank)
+        raise NoFormula(UNKNOWN)
 
     @staticmethod
     def _one(items: tuple[Item, ...], rank: int) -> Item:

@@ -32,6 +32,7 @@ from tensortrace.replay.modules.reading import (
     is_stored,
     result_of,
 )
+from tensortrace.replay.modules.versions import Versions
 from tensortrace.tracer.types import SOLE, Kind, Module
 
 BATCH = 1 << 23
@@ -76,17 +77,17 @@ class _Sum:
         self.kinds.append(kind)
 
 
-def hold_modules(step: Step, modules: Modules, found: Replaying) -> ModuleWork:
+def hold_modules(step: Step, modules: Modules, versions: Versions, found: Replaying) -> ModuleWork:
     """Execute each call of a plain module of torch.nn again; compare what it returned and passed back."""
-    return _Holding(step, modules, found).run()
+    return _Holding(step, modules, versions, found).run()
 
 
 class _Holding:
     """One step: calls are executed part by part, compared in batches, then let go."""
 
-    def __init__(self, step: Step, modules: Modules, found: Replaying) -> None:
+    def __init__(self, step: Step, modules: Modules, versions: Versions, found: Replaying) -> None:
         self._step, self._modules, self._found = step, modules, found
-        self._reads = CallReader(step, modules)
+        self._reads = CallReader(step, modules, versions)
         self._work = ModuleWork()
         self._parts: dict[Ref, list[Part]] = defaultdict(list)
         self._parents: dict[Ref, tuple[Ref, ...]] = {}

@@ -18,6 +18,7 @@ from tensortrace.replay.modules.execute import Made, execute
 from tensortrace.replay.modules.formulas import FORMULAS
 from tensortrace.replay.modules.given import Form, Given, NoFormula, Settings
 from tensortrace.replay.modules.known import Modules
+from tensortrace.replay.modules.versions import Versions
 from tensortrace.tracer.types import COMPILED, Kind, Module
 
 LARGEST = 1 << 23
@@ -50,8 +51,8 @@ class Wanted:
 class CallReader:
     """Reads the calls of one step."""
 
-    def __init__(self, step: Step, modules: Modules) -> None:
-        self._step, self._modules, self.owned = step, modules, Owned(step)
+    def __init__(self, step: Step, modules: Modules, versions: Versions) -> None:
+        self._step, self._modules, self.owned = step, modules, Owned(step, versions)
 
     @staticmethod
     def execute_call(
