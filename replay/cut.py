@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -10,7 +11,10 @@ from msgspec.structs import replace
 from tensortrace.replay.slices import SlicedRank, Spans, sliced
 from tensortrace.tracer.reader import Trace, share_copies
 from tensortrace.tracer.reader_rank import RankTrace
-from tensortrace.tracer.types import Entry
+from tensortrace.tracer.types import Entry, Module
+
+MODULES = "modules"
+"""What a manifest tells of modules, which replay reads; older versions ignore it."""
 
 
 class Atom(NamedTuple):
@@ -71,10 +75,22 @@ def _cut_rank(side: int, rank: RankTrace, part: Part) -> RankTrace:
     entries = tuple(_rewritten(rank, kept, bare, spans))
     manifest = rank.manifest
     if manifest is not None:
-        manifest = replace(manifest, boundaries=len(entries), ignorable=())
+        called = {entry.name for entry in entries}
+        manifest = replace(
+            manifest, boundaries=len(entries), modules=tuple(_of_modules(manifest.modules, called)),
+            ignorable=tuple(key for key in manifest.ignorable if key == MODULES),
+        )  # fmt: skip
     if spans:
         return SlicedRank(rank, manifest, entries, spans)
     return RankTrace(rank.folder, rank.rank, rank.attempt, manifest, entries, (), rank.limit_bytes)
+
+
+def _of_modules(modules: Iterable[Module], called: AbstractSet[str]) -> Iterator[Module]:
+    """Yield what is known of the modules that something is kept of."""
+    for module in modules:
+        names = tuple(name for name in module.names if name in called)
+        if names:
+            yield replace(module, names=names)
 
 
 def _rewritten(
