@@ -112,6 +112,8 @@ class Versions:
                 return True
         if after is not None:  # an optimizer's update is recorded where it is made; a hand's with the window
             return after.slot == "model" and not after.copy and (held or call.trains)
+        if held and call.trains:
+            return True  # it was looked at when the window opened
         return (held or call.trains) and not _written(records)
 
     def _buffer(

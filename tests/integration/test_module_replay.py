@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tensortrace import tracer
-from tensortrace.replay import Replay, ReplayOptions, replay
+from tensortrace.replay import Replay, ReplayOptions, pack, replay, replay_case
 from tests.module_zoo import ZOO, train
 
 OF_MODULES = ("activation", "activation_grad", "local_grad")
@@ -468,3 +468,105 @@ def test_a_loss_that_leaves_its_smoothing_out_is_named(
     result = classifier(tmp_path / "a", FUNCTIONS["smoothed"])
     found = {(f.where.step, f.where.kind, f.where.name, f.where.slot) for f in result.mismatches}
     assert found == {(0, "loss", "cross_entropy", "sum"), (1, "loss", "cross_entropy", "sum")}
+
+
+# --- which value of a parameter a call computed with -------------------------------------------------------
+
+UNCERTAIN = "what its parameters or buffers were at its call is not certain: they may have been written"
+
+
+def told_of(result: Replay, name: str) -> list[int]:
+    """Return the steps in which what a module returned was replayed."""
+    found = (n.where for n in result.boundaries if n.where.kind == "activation")
+    return [where.step for where in found if where.name == name]
+
+
+def of_two_optimizers(path: Path) -> Replay:
+    """Return the replay of a generator and a critic in turn: G's output is made a window before G's step."""
+    torch.manual_seed(3)
+    made, judge = nn.Linear(4, 6), nn.Linear(6, 1)
+    of_made = torch.optim.Adam(made.parameters(), 1e-2)
+    of_judge = torch.optim.Adam(judge.parameters(), 1e-2)
+    ones = torch.ones(5, 1)
+    with tracer.record(path):
+        for _ in range(4):
+            fake = made(torch.randn(5, 4))
+            of_judge.zero_grad()
+            F.binary_cross_entropy_with_logits(judge(fake.detach()), 1 - ones).backward()
+            of_judge.step()
+            of_made.zero_grad()
+            F.binary_cross_entropy_with_logits(judge(fake), ones).backward()
+            of_made.step()
+    return replay(path)
+
+
+def test_a_call_two_windows_after_a_value_was_found_has_the_update_since(tmp_path: Path) -> None:
+    """At step 1 G's values are found, which were not known before; they are updated before G is called."""
+    result = of_two_optimizers(tmp_path / "a")
+    assert mismatches(result) == []
+    generator = {n.where.step for n in result.boundaries if n.where.name == "Linear"}
+    assert generator >= {
+        2,
+        4,
+        6,
+    }  # of the first window nothing tells what G was; it is called every other one
+
+
+def averaged(path: Path) -> Replay:
+    """Return the replay of a run whose average is updated, and evaluated, after each step."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
+    )
+    rows = torch.randn(5, 4)
+    with tracer.record(path):
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.mse_loss(model(rows), torch.ones(5, 6)).backward()
+            optimizer.step()
+            average.update_parameters(model)
+            with torch.no_grad():
+                F.mse_loss(average(rows), torch.ones(5, 6))
+                model(rows)
+    return replay(path)
+
+
+def test_an_average_that_may_have_moved_before_its_call_is_not_replayed(tmp_path: Path) -> None:
+    result = averaged(tmp_path / "a")
+    assert mismatches(result) == []
+    assert told_of(result, "AveragedModel.module.0") == []
+    assert reasons(result, "activation")[UNCERTAIN] >= 2
+    assert len(told_of(result, "0")) == 8  # the model itself: before each of the four updates, and after
+
+
+def test_a_wrong_product_of_an_evaluated_model_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(F, "linear", lambda x, w, b=None: x @ w.T * 1.02 + b)
+    result = averaged(tmp_path / "a")
+    assert ("activation", "0", "out") in mismatches(result)
+
+
+# --- packed ------------------------------------------------------------------------------------------------
+
+
+def test_a_packed_trace_replays_as_many_boundaries(tmp_path: Path) -> None:
+    path = train(tmp_path / "a", ["linear", "tanh"], steps=1)
+    pack([path], tmp_path / "a.zip")
+    again = replay_case(tmp_path / "a.zip").outcome
+    assert isinstance(again, Replay)
+    assert again.replayed == replay(path).replayed
+    assert again.replayed["activation"] == 4  # of two modules in two microbatches
+
+
+def test_a_wrong_kernel_is_still_named_when_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "gelu", lambda x, approximate="none": gelu(x, approximate="tanh"))
+    path = train(tmp_path / "a", ["linear", "gelu"], steps=1)
+    monkeypatch.undo()
+    packed = pack([path], tmp_path / "a.zip")
+    again = replay_case(tmp_path / "a.zip").outcome
+    assert isinstance(again, Replay)
+    assert packed.kept < packed.boundaries
+    assert mismatches(again)[:1] == [("activation", "gelu", "out")]
