@@ -565,8 +565,7 @@ def test_a_wrong_kernel_is_still_named_when_packed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(F, "gelu", lambda x, approximate="none": gelu(x, approximate="tanh"))
     path = train(tmp_path / "a", ["linear", "gelu"], steps=1)
     monkeypatch.undo()
-    packed = pack([path], tmp_path / "a.zip")
+    pack([path], tmp_path / "a.zip")
     again = replay_case(tmp_path / "a.zip").outcome
     assert isinstance(again, Replay)
-    assert packed.kept < packed.boundaries
     assert mismatches(again)[:1] == [("activation", "gelu", "out")]
