@@ -9,7 +9,9 @@ from fnmatch import fnmatchcase
 from tensortrace.diff.align import Alignment
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.plan.comparison import OneSided, StepPlan
-from tensortrace.tracer.types import INIT_STEP
+from tensortrace.tracer.types import INIT_STEP, Kind
+
+SEEN_LATER = "the run that begins here shows it with its first step, where it is compared"
 
 
 def excused(
@@ -25,11 +27,25 @@ def excused(
     found = []
     for entry in plan.one_sided:
         lacking, step = (b, step_b) if entry.side == "a" else (a, step_a)
-        if entry.diverges and _is_allowed(entry, allowed):
+        if plan.step == INIT_STEP and _is_seen_later(entry, lacking, step, alignment):
+            found.append(replace(entry, reason=SEEN_LATER, diverges=False, counts=False))
+        elif entry.diverges and _is_allowed(entry, allowed):
             found.append(replace(entry, diverges=False, counts=False))
         else:
             found.append(_excused(entry, lacking, step) if entry.diverges else entry)
     return StepPlan(plan.step, plan.comparisons, found, plan.notes)
+
+
+def _is_seen_later(entry: OneSided, lacking: Catalog, step: int, alignment: Alignment) -> bool:
+    """Tell whether a run that has only just begun shows a buffer with its first step, its owner not being called.
+
+    An average of the weights is known once it was made from them. The other run goes on from a step, by which
+    it was. What the first step leaves of the buffer is compared, and computed from what it was before.
+    """
+    if entry.slot.kind is not Kind.BUFFER or step != INIT_STEP or not alignment.offset:
+        return False
+    first = alignment.steps[0] - (alignment.offset if entry.side == "a" else 0)
+    return entry.slot in lacking.view(first).items
 
 
 def _is_allowed(entry: OneSided, globs: Sequence[str]) -> bool:
