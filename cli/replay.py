@@ -32,13 +32,25 @@ class Replaying(click.Command):
         """Tell the two apart: both names are public, and mean one thing each where they stand."""
         end = args.index("--") if "--" in args else len(args)
         for number in range(end - 1):
-            if args[number] == "--force" and set(args[number + 1].split(",")) <= set(FORCED):
+            if args[number] == "--force" and _is_kind(args, number + 1, end):
                 args[number] = "--force-kind"
         args[:end] = [
             arg.replace("--force=", "--force-kind=", 1) if arg.startswith("--force=") else arg
             for arg in args[:end]
         ]
         return super().parse_args(ctx, args)
+
+
+def _is_kind(args: list[str], at: int, end: int) -> bool:
+    """Tell whether a word behind ``--force`` says what to force, be it a kind that exists or not.
+
+    A word that names none is meant as one where a live run's command follows and another word is the trace.
+    """
+    if set(args[at].split(",")) <= set(FORCED):
+        return True
+    if end == len(args) or args[at].startswith("-") or Path(args[at]).exists():
+        return False
+    return any(Path(args[other]).is_dir() for other in range(end) if other != at)
 
 
 @click.command("replay", cls=Replaying)
@@ -151,13 +163,15 @@ def _live(
     if unknown := [kind for kind in asked if kind not in forcing.KINDS]:
         raise click.UsageError(f"--force {unknown[0]!r} is not one of {', '.join(forcing.KINDS)}")
     if force and output is not None:
+        launch.check(command)  # before anything is removed
         launch.clear(output)
-    click.echo("trace: the run is given recorded values: what it trains is not what it would", err=True)
     live = Live(hang_after_s=300.0)
     options = forcing.ForceOptions(
         kinds=cast("tuple[Kinds, ...]", asked), layout=layout, output=output, jobs=cores()
     )
-    result = forcing.force(trace, command, environ=given_environ(), options=options, observe=live.show)
+    result = forcing.force(
+        trace, command, environ=given_environ(), options=options, observe=live.show, began=_warn
+    )
     live.end()
     if json_path is not None:
         write_document(result, json_path)
@@ -165,3 +179,7 @@ def _live(
         look = look_of(sys.stdout)
         say(render_forced(result, look=look, detail=detail or "normal"), nl=False, color=look.color)
     return 0 if result else 1
+
+
+def _warn() -> None:
+    say("trace: the run is given recorded values: what it trains is not what it would", err=True)

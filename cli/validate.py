@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Literal
@@ -86,7 +87,9 @@ def command(
 
     trace validate --base main -o /tmp/v -- torchrun --nproc-per-node 2 train.py
 
-    Each runs in a checkout of its own: yours is not touched. Exit codes: 0 equivalent, 1 not, 2 trouble.
+    Each runs in a checkout of its own: yours is not touched.
+
+    Exit codes: 0 equivalent, 1 not, 2 trouble, 130 interrupted.
     """
     from tensortrace.diff.engine import CompareOptions  # what --help does not need
     from tensortrace.replay.validate import engine
@@ -111,10 +114,15 @@ def command(
         matrix=matrix, copied=copied, reuse_base=reuse_base and reuse_base.absolute(), base_runs=base_runs,
     )  # fmt: skip
     live = Live(hang_after_s=300.0)
-    result = engine.validate(
-        request, here=Path.cwd(), environ=os.environ, tell=lambda text: say(f"trace: {text}", err=True),
-        observe=live.show,
-    )  # fmt: skip
+    try:
+        result = engine.validate(
+            request, here=Path.cwd(), environ=os.environ, tell=lambda text: say(f"trace: {text}", err=True),
+            observe=live.show,
+        )  # fmt: skip
+    except (engine.Interrupted, KeyboardInterrupt) as stop:  # the latter between two runs
+        live.end()
+        say("trace: interrupted; run the same command again to go on", err=True)
+        return 128 + (stop.signal if isinstance(stop, engine.Interrupted) else signal.SIGINT)
     live.end()
     if json_path is not None:
         write_document(result, json_path)

@@ -37,10 +37,10 @@ def excused(
 
 
 def _is_seen_later(entry: OneSided, lacking: Catalog, step: int, alignment: Alignment) -> bool:
-    """Tell whether a run that has only just begun shows a buffer with its first step, its owner not being called.
+    """Tell whether a run that has only just begun shows a buffer with its first step alone.
 
-    An average of the weights is known once it was made from them. The other run goes on from a step, by which
-    it was. What the first step leaves of the buffer is compared, and computed from what it was before.
+    An average of the weights is known once it was updated; in the other run, which is in the middle, it was.
+    What the first step leaves of it is compared, and was computed from what it was before.
     """
     if entry.slot.kind is not Kind.BUFFER or step != INIT_STEP or not alignment.offset:
         return False

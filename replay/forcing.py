@@ -61,9 +61,11 @@ class ForceOptions(Struct, frozen=True):
 def force(
     path: Path, command: Sequence[str], *, environ: Mapping[str, str], options: ForceOptions | None = None,
     observe: Callable[[tuple[RankProgress, ...]], None] = lambda _: None,
+    began: Callable[[], None] = lambda: None,
 ) -> Forced:  # fmt: skip
     """Run a command that is given what a trace holds, and hold each part's own results against the trace.
 
+    ``began`` is called when all that could be refused was looked at, before the command starts.
     Raises a TraceError where the trace cannot be read or the command cannot run or trains nothing.
     """
     options = options or ForceOptions()
@@ -82,10 +84,14 @@ def force(
             layout=None if options.layout is None else str(options.layout.absolute()),
             forcing=Forcing(trace=str(path.absolute()), ledger=str(ledger), kinds=options.kinds),
         )  # fmt: skip
+        launch.check(command, live)
+        began()
         outcome = launch.run(command, settings, environ=environ, observe=observe, described=described)
         if not outcome.ranks:
             raise BadRequest(
-                f"the command trained nothing that could be forced (exit code {outcome.exit_code})"
+                f"the command trained nothing that could be forced (exit code {outcome.exit_code})",
+                remedy="give the command that was recorded, or another that trains with PyTorch; where it "
+                "failed, mend that first",
             )
         return _judged(path, live, list(read(ledger)), command, options)
 

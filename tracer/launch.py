@@ -38,14 +38,19 @@ _FORWARDED = tuple(
     getattr(signal, name)
     for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT", "SIGWINCH", "SIGINT")
 )
+_STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a recorded command ended: its exit code (128+n for signal n), and what its ranks left."""
+    """How a recorded command ended: its exit code (128+n for signal n), and what its ranks left.
+
+    ``stopped_by`` is the signal that asked this program to stop meanwhile, None where none did.
+    """
 
     exit_code: int
     ranks: tuple[RankProgress, ...]
+    stopped_by: int | None = None
 
 
 class CannotStart(BadRequest):
@@ -73,16 +78,16 @@ def run(
     once a second. ``described`` is the text of the run's layout file, which is kept in the trace and read
     there by the ranks. Raises BadRequest where the output exists, CannotStart where the command cannot run.
     """
-    _check_command(command, folder or Path())
     root = Path(settings.root)
-    manifest = None if settings.dry_run else _begin_alone(root, command, settings, environ, described, folder)
+    check(command, None if settings.dry_run else root, folder)
+    manifest = None if settings.dry_run else begin_trace(root, command, settings, environ, described, folder)
     if manifest is not None and described is not None:
         settings = msgspec.structs.replace(settings, layout=str(root / layout.LAYOUT))
     try:
         instead: dict[int, Callable[[], None]] = {}
         if "SIGUSR1" in settings.promise.triggers:
             instead[signal.SIGUSR1] = lambda: signal_ranks(root)
-        exit_code = _execute(
+        exit_code, stopped_by = _execute(
             command,
             child_environ(settings, environ),
             lambda: observe(look(root)),
@@ -97,7 +102,14 @@ def run(
     ranks = look(root)
     if manifest is not None:
         finish_trace(root, manifest, exit_code, ranks)
-    return Outcome(exit_code, ranks)
+    return Outcome(exit_code, ranks, stopped_by)
+
+
+def check(command: Sequence[str], root: Path | None = None, folder: Path | None = None) -> None:
+    """Raise what ``run`` would before anything starts: CannotStart, or BadRequest where ``root`` exists."""
+    _check_command(command, folder or Path())
+    if root is not None and root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise BadRequest(f"output {root} exists", remedy="choose another or pass --force")
 
 
 def exit_code(outcome: Outcome, settings: Settings) -> int:
@@ -188,19 +200,6 @@ def begin_trace(
     return manifest
 
 
-def _begin_alone(
-    root: Path,
-    command: Sequence[str],
-    settings: Settings,
-    environ: Mapping[str, str],
-    described: bytes | None,
-    folder: Path | None,
-) -> Manifest:
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise BadRequest(f"output {root} exists", remedy="choose another or pass --force")
-    return begin_trace(root, command, settings, environ, described, folder)
-
-
 def _abandon(root: Path) -> None:
     (root / layout.MANIFEST).unlink()
     (root / layout.LAYOUT).unlink(missing_ok=True)
@@ -225,12 +224,19 @@ def _execute(
     instead: Mapping[int, Callable[[], None]],
     folder: Path | None,
     output: BinaryIO | None,
-) -> int:
-    """Run a command and return its exit code; ``instead`` of forwarding some signals, call a function."""
+) -> tuple[int, int | None]:
+    """Run a command; return its exit code, and the signal that asked us to stop, if any.
+
+    ``instead`` of forwarding some signals, call a function.
+    """
     child: subprocess.Popen[bytes] | None = None
     waiting: list[int] = []
+    stopped_by: int | None = None
 
     def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped_by
+        if number in _STOPS:
+            stopped_by = number
         if number in _FROM_TERMINAL and _in_foreground():
             return  # the terminal has sent it to the whole process group already
         if number in instead:
@@ -248,7 +254,7 @@ def _execute(
             child.send_signal(number)
         while True:
             try:
-                return _shell_code(child.wait(LOOK_EVERY_S))
+                return _shell_code(child.wait(LOOK_EVERY_S)), stopped_by
             except subprocess.TimeoutExpired:
                 look_in()
 

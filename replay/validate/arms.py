@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 
+from tensortrace.replay.validate import left_over
 from tensortrace.replay.validate.cells import Cell
 from tensortrace.replay.validate.imports import environment
 from tensortrace.replay.validate.repository import Repository
@@ -67,11 +68,19 @@ class Asked(NamedTuple):
     observe: Callable[[tuple[RankProgress, ...]], None]
 
 
+class Interrupted(Exception):
+    """The user asked us to stop while a command ran; ``signal`` is how."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
 def record(asked: Asked, cell: Cell, role: str, commit: str, *, reuse: Path | None = None) -> Arm:
     """Run a cell's command in a fresh checkout of a commit, recorded; or return the run that was done before.
 
     ``reuse`` is the folder of another validation in which it may be found. Raises BadRequest where
-    something else was run under this name, or the run cannot start.
+    something else was run under this name, or the run cannot start, Interrupted where a signal ended it.
     """
     name = f"{role}-{commit[:12]}"
     key = _key(asked, cell, commit)
@@ -81,6 +90,8 @@ def record(asked: Asked, cell: Cell, role: str, commit: str, *, reuse: Path | No
     trace = asked.folder / cell.name / name
     asked.tell(f"{cell.name}: {role}: {commit[:12]}")
     trace.parent.mkdir(parents=True, exist_ok=True)
+    if left_over.end(trace):
+        asked.tell(f"{cell.name}: {role}: what was left of it is ended, and it is run again")
     launch.clear(trace)  # of a run that was interrupted
     began = time.monotonic()
     with asked.repository.checked_out(commit, asked.folder / TREE) as tree:
@@ -88,6 +99,19 @@ def record(asked: Asked, cell: Cell, role: str, commit: str, *, reuse: Path | No
     ran = Ran(key, commit, cell.command, exit_code, time.monotonic() - began)
     _note(trace).write_bytes(msgspec.json.format(msgspec.json.encode(ran)) + b"\n")
     return Arm(name, trace, ran, reused=False)
+
+
+def check_reused(asked: Asked, cells: Sequence[Cell], commit: str, runs: int, folder: Path) -> None:
+    """Raise BadRequest where another validation's folder holds no run of a base that could be taken."""
+    names = [f"base-{number + 1}-{commit[:12]}" for number in range(runs)]
+    found = [_find(folder / cell.name, name, _key(asked, cell, commit)) for cell in cells for name in names]
+    if not any(found):
+        others = sorted({path.stem.rpartition("-")[2] for path in folder.glob("*/base-1-*.json")})
+        raise BadRequest(
+            f"--reuse-base {folder} holds no finished run of {commit[:12]} with this command",
+            found=f"runs of {', '.join(others[:3])}" if others else "no run of a base",
+            expected="the folder (-o) of a validation with the same base",
+        )
 
 
 def _run(asked: Asked, cell: Cell, trace: Path, tree: Path) -> int:
@@ -103,6 +127,8 @@ def _run(asked: Asked, cell: Cell, trace: Path, tree: Path) -> int:
         outcome = launch.run(
             cell.command, settings, environ=environ, observe=asked.observe, folder=here, output=log
         )
+    if outcome.stopped_by is not None:
+        raise Interrupted(outcome.stopped_by)  # no note is written: it is run again
     return launch.exit_code(outcome, settings)
 
 

@@ -12,14 +12,17 @@ import msgspec
 from tensortrace.diff.engine import CompareOptions, compare
 from tensortrace.diff.result import Result
 from tensortrace.replay.validate import arms
-from tensortrace.replay.validate.arms import Arm, Asked
+from tensortrace.replay.validate.arms import Arm, Asked, Interrupted
 from tensortrace.replay.validate.cells import Cell, expand, look_through
+from tensortrace.replay.validate.left_over import alone_in
 from tensortrace.replay.validate.repository import Repository
 from tensortrace.replay.validate.result import CellResult, Run, Validation, Verdict
 from tensortrace.replay.validate.tags import tags_of
 from tensortrace.tracer.errors import BadRequest, TraceError
 from tensortrace.tracer.progress import RankProgress
 from tensortrace.tracer.settings import Settings
+
+__all__ = ["SNAPSHOT", "Interrupted", "Request", "validate"]
 
 SNAPSHOT = "the checkout as it stands"
 
@@ -55,7 +58,8 @@ def validate(
     """Record base and feature from ``here``, a folder of a git checkout, and compare them.
 
     Raises a TraceError where nothing can be run: no checkout, no such commit, a dirty checkout that was not
-    asked for, a command with placeholders or with files that a commit lacks.
+    asked for, a command with placeholders or with files that a commit lacks, no base where one should be
+    reused; Interrupted where a signal ended a run.
     """
     repository = Repository(here, environ)
     base, notes = repository.commit(request.base), []
@@ -68,7 +72,10 @@ def validate(
     if base == feature:
         notes.append("base and feature are one commit: this shows its noise alone")
     asked = Asked(repository, folder, request.settings, copied, environ, tell, observe)
-    results = tuple(_cell(asked, request, cell, base, feature) for cell in cells)
+    if request.reuse_base is not None:
+        arms.check_reused(asked, cells, base, max(request.base_runs, 2), request.reuse_base)
+    with alone_in(folder):
+        results = tuple(_cell(asked, request, cell, base, feature) for cell in cells)
     verdict = min((result.verdict for result in results), key=_WORST.index)
     return Validation(
         verdict=verdict, headline=_headline(verdict, results), repository=str(repository.root),

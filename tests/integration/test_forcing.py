@@ -190,7 +190,9 @@ def test_a_run_that_was_given_other_rows_is_not_forced_and_says_so(shallow: Path
     [
         (("--force", "inputs"), "give its command behind --"),
         (("--force", "params", "--", "python", "-c", "pass"), "trained nothing that could be forced"),
+        (("--force", "params", "--", "python", "-c", "pass"), "give the command that was recorded"),
         (("--force=what", "--", "python", "-c", "pass"), "'what' is not one of inputs"),
+        (("--force", "what", "--", "python", "-c", "pass"), "'what' is not one of inputs"),
         (("--objective", "sum", "--", "python"), "--objective is of a replay without COMMAND"),
         (("--", "no-such-program-here"), "no-such-program-here: command not found"),
     ],
@@ -202,3 +204,11 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     said = capfd.readouterr().err
     assert words in said.splitlines()[-1]
     assert "Traceback" not in said
+    assert ("recorded values" in said) == ("trained nothing" in said)  # told only where the command starts
+
+
+def test_an_unknown_kind_before_the_trace_is_no_trace(
+    shallow: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["replay", "--force", "what", str(shallow), "--", "python", "-c", "pass"]) == 2
+    assert "'what' is not one of inputs, activation_grads" in capfd.readouterr().err

@@ -26,6 +26,11 @@ LAUNCHES = (
         "scheduler:steps=4,resume=one,plant=scheduler",
         "other:steps=4,values=1",
     ),
+    ("whole-average:steps=4,average=1", f"first-average:steps=2,average=1,save=ema@{SAVED}"),
+    (
+        "average:steps=4,average=1,resume=ema",
+        "no-average:steps=4,average=1,resume=ema,plant=average",
+    ),
 )
 
 
@@ -75,6 +80,24 @@ def test_what_was_not_restored_is_named(
     assert (first.where.step, first.where.kind) == (step, kind)
     assert cause in [found.code for found in result.after.causes]
     assert result.headline.startswith(f"divergent after it was resumed at step {SAVED}: ")
+
+
+def test_an_average_is_compared_with_the_first_step_of_the_resumed_run(traces: Path) -> None:
+    """Before it nothing shows it: a run that has only begun has not updated it yet."""
+    result = compare_resumed(*(traces / name for name in ("whole-average", "first-average", "average")))
+    assert result.verdict == "equivalent", result.headline
+    # 2 embeddings, 12 in each of 2 blocks, the head and the count of updates, in 2 steps
+    assert result.after.coverage.by_kind["buffer"] == 2 * (2 + 2 * 12 + 1 + 1)
+    assert result.after.coverage.complete
+
+
+def test_an_average_that_was_not_restored_is_named(traces: Path) -> None:
+    result = compare_resumed(*(traces / name for name in ("whole-average", "first-average", "no-average")))
+    first = result.after.first_divergent
+    assert result.verdict == "divergent"
+    assert first is not None
+    assert (first.where.step, first.where.kind) == (SAVED, "buffer")
+    assert first.where.name.startswith("AveragedModel.")
 
 
 def test_the_command(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:

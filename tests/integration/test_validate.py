@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +40,7 @@ HARMLESS = (
 HARMFUL = ("(p**2).sum()", "(p.detach() ** 2).sum()")
 
 TRAIN = """
-import json, os
+import json, os, time
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -52,6 +55,8 @@ model = nn.parallel.DistributedDataParallel(net) if world > 1 else net
 rate = json.load(open("rate.json")) if os.path.exists("rate.json") else 0.1
 optimizer = torch.optim.SGD(net.parameters(), lr=rate)
 for step in range(2):
+    if step and os.path.exists(os.environ.get("WAIT", "")):
+        time.sleep(200)
     x, y = torch.randn(8, 8), torch.randint(4, (8,))
     x, y = x[rank::world], y[rank::world]
     optimizer.zero_grad()
@@ -173,7 +178,75 @@ def test_matrix_snapshot_copies_and_a_base_of_another_validation(repository: Pat
         (repository / "rate.json").unlink()
 
 
+def stopped(root: Path, folder: Path, by: signal.Signals, flag: Path) -> tuple[int, str]:
+    """Send a signal to a validation whose first run records; return how it ended and what it said."""
+    command = [
+        str(harness.BIN / "trace"),
+        "validate",
+        "--base",
+        "main",
+        *RUN,
+        "-o",
+        str(folder),
+        "--",
+        *TRAINS,
+    ]
+    path = os.pathsep.join([str(harness.BIN), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "WAIT": str(flag)}
+    errors = folder.with_name("errors")
+    with open(errors, "wb") as said:
+        running = subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, stderr=said)
+        until = time.monotonic() + 100
+        while not any(_pids(folder)):
+            assert time.monotonic() < until, errors.read_text()
+            time.sleep(0.1)
+        running.send_signal(by)
+        return running.wait(60), errors.read_text()
+
+
+def _pids(folder: Path) -> list[int]:
+    found = (json.loads(path.read_bytes()) for path in folder.glob("run/base-1-*/rank*/rank.json"))
+    return [manifest["pid"] for manifest in found if manifest.get("ended") is None]
+
+
+RUN = ["--feature", "harmless"]
+TRAINS = ["python", "train.py"]
+
+
+def test_interrupted_or_killed_it_goes_on_where_it_stopped(repository: Path, tmp_path: Path) -> None:
+    folder, flag = tmp_path / "kept", tmp_path / "wait"
+    flag.touch()
+    code, said = stopped(repository, folder, signal.SIGINT, flag)
+    assert code == 130
+    assert said.splitlines()[-1] == "trace: interrupted; run the same command again to go on"
+    assert not list(folder.glob("run/*.json"))  # not run, and so no note of how it ended
+    shutil.rmtree(folder)
+    code, _ = stopped(repository, folder, signal.SIGKILL, flag)
+    (left,) = _pids(folder)
+    assert code == -signal.SIGKILL
+    assert Path(f"/proc/{left}").exists()
+    flag.unlink()
+    done = validate(repository, *RUN, "-o", str(folder), "--format", "json", "--", *TRAINS)
+    assert done.exit_code == 0, done.output + done.errors
+    assert not Path(f"/proc/{left}").exists()
+    (cell,) = json.loads(done.output)["cells"]
+    assert [run["reused"] for run in cell["runs"]] == [False, False, False]
+    other = [*RUN, "--reuse-base", str(folder), "-o", str(tmp_path / "other"), "--", *TRAINS]
+    refused = harness.run(
+        [str(harness.BIN / "trace"), "validate", "--base", "harmful", *other], folder=repository
+    )
+    assert (refused.exit_code, refused.errors.count("\n")) == (2, 1), refused.errors
+    assert f"--reuse-base {folder} holds no finished run of" in refused.errors
+    refused = validate(repository, *other, "--another")
+    assert (refused.exit_code, refused.errors.count("\n")) == (2, 1), refused.errors
+    assert "is a run of another command" in refused.errors
+
+
 REFUSED = [
+    (
+        ["--reuse-base", "own", "-o", "{out}", "--feature", "harmless", "--", "python", "train.py"],
+        "no run of a base",
+    ),
     (["--feature", "nowhere", "-o", "{out}", "--", "python", "train.py"], "'nowhere' is no commit"),
     (["--feature", "harmless", "-o", "kept", "--", "python", "train.py"], "lies in the checkout"),
     (["--feature", "harmless", "-o", "{out}", "--", "python", "train.py", "--data", "<DATA>"], "placeholder"),

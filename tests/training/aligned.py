@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DistributedSampler
 
 from tensortrace import tracer
@@ -55,9 +56,12 @@ class Settings:
     loss: str = "torch"  # hand
     optimizer: str = "foreach"  # fused, loop
     dropout: float = 0.0
+    average: int = 0  # an exponential moving average of the weights is kept
     save: str = ""
     resume: str = ""
-    plant: str = ""  # moments, scheduler, data, generator, counter: what a resumed run does not restore
+    plant: str = (
+        ""  # moments, scheduler, data, generator, counter, average: what a resumed run does not restore
+    )
 
     @classmethod
     def parse(cls, text: str) -> Settings:
@@ -208,6 +212,9 @@ class Training:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: min(1.0, (step + 1) / WARM_UP) * 0.97**step
         )
+        self.average: AveragedModel | None = None
+        if settings.average:
+            self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         if settings.resume:
             self.load(folder / f"{settings.resume}.checkpoint")
 
@@ -228,15 +235,20 @@ class Training:
             "step": self.step,
             "generator": torch.get_rng_state(),
         }
-        return {"model": weights, "optimizer": moments, "beside": beside}
+        averaged = {} if self.average is None else {"average": self.average.state_dict()}
+        return {"model": weights, "optimizer": moments, "beside": beside} | averaged
 
     def load(self, path: Path) -> None:
         plant, held = self.settings.plant, self.state()
+        if plant == "average":
+            del held["average"]  # what is loaded is loaded in place
         dcp.load(held, checkpoint_id=path)
         set_state_dict(
             self.model, self.optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"]
         )
         beside = held["beside"]
+        if self.average is not None and plant != "average":
+            self.average.load_state_dict(held["average"])
         if plant == "moments":
             for state in self.optimizer.state.values():
                 state["exp_avg"].zero_()
@@ -276,6 +288,8 @@ class Training:
         nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
         self.optimizer.step()
         self.scheduler.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
         self.optimizer.zero_grad()
         self.step += 1
 

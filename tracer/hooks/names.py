@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx, nn
 
-from tensortrace.tracer.hooks.walk import is_plain
+from tensortrace.tracer.hooks.walk import is_plain, printable
 from tensortrace.tracer.placements import fsdp, own_class, stand_ins, wrapper_of
 from tensortrace.tracer.placements.pipelining import Stage
 from tensortrace.tracer.types import ROOT, STAGE
@@ -263,7 +263,7 @@ class Names:
         taken = {root.prefix for root in self._roots if root.module() is not None}
         if "" not in taken and any(parameter.requires_grad for parameter in module.parameters()):
             return ""
-        name, number = own_class(_unwrapped(module)).__name__, 0
+        name, number = printable(own_class(_unwrapped(module)).__name__), 0
         while (prefix := f"{name}.{number}" if number else name) in taken:
             number += 1
         return prefix
@@ -380,6 +380,7 @@ def _walk(module: nn.Module, path: str, above: tuple[int, ...]) -> Iterator[tupl
 
 
 def _join(path: str, name: str) -> str:
+    name = printable(name)
     return f"{path}.{name}" if path else name
 
 

@@ -24,6 +24,7 @@ from tensortrace.tracer.hooks.scaler import Scalers
 from tensortrace.tracer.hooks.schedule import Schedules
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.state import State
+from tensortrace.tracer.hooks.walk import printable
 from tensortrace.tracer.placements import split, zero
 from tensortrace.tracer.types import INIT_STEP, Kind, Meta
 
@@ -197,7 +198,8 @@ def _values(group: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
             several = isinstance(value, (list, tuple))
             if several and len(value) > MOST_PARTS:
                 continue
-            parts = [(f"{key}.{i}", part) for i, part in enumerate(value)] if several else [(str(key), value)]
+            name = printable(str(key))
+            parts = [(f"{name}.{i}", part) for i, part in enumerate(value)] if several else [(name, value)]
             found += [(slot, number) for slot, part in parts if (number := _float64(part)) is not None]
     return found
 

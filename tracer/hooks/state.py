@@ -13,7 +13,7 @@ from tensortrace.tracer.hooks.digests import Digests
 from tensortrace.tracer.hooks.names import TensorName
 from tensortrace.tracer.hooks.numbers import plain_number
 from tensortrace.tracer.hooks.session import Session
-from tensortrace.tracer.hooks.walk import is_plain, tensors_in
+from tensortrace.tracer.hooks.walk import is_plain, printable, tensors_in
 from tensortrace.tracer.placements.zero import stepping
 from tensortrace.tracer.types import INIT_STEP, Kind, Meta
 
@@ -141,10 +141,11 @@ def _state_tensors(entries: Mapping[str, object]) -> list[tuple[str, torch.Tenso
     """Return (slot, tensor) of one parameter's state; numbers become float64, anything else is left out."""
     found: list[tuple[str, torch.Tensor]] = []
     for key, value in entries.items():
+        slot = printable(str(key))
         number = plain_number(value)
         if number is not None:
             with unobserved():
-                found.append((str(key), torch.tensor(float(number), dtype=torch.float64)))
+                found.append((slot, torch.tensor(float(number), dtype=torch.float64)))
         else:
-            found += tensors_in(value, str(key))
+            found += tensors_in(value, slot)
     return found

@@ -28,6 +28,13 @@ def tensors_in(value: object, slot: str) -> list[tuple[str, torch.Tensor]]:
     return list(_walk(value, slot, 0))
 
 
+def printable(name: str) -> str:
+    """Return a name of the program's as a trace may hold it: what cannot be printed is escaped."""
+    if name.isprintable():
+        return name
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor has memory and a version of its own: not functorch's, fake or meta."""
     return not (tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor) or is_lazy(tensor))
@@ -39,7 +46,7 @@ def _walk(value: object, slot: str, depth: int) -> Iterator[tuple[str, torch.Ten
             yield slot, value
     elif depth < MAX_DEPTH:
         for name, item in _children(value):
-            yield from _walk(item, f"{slot}.{name}", depth + 1)
+            yield from _walk(item, f"{slot}.{printable(str(name))}", depth + 1)
 
 
 def _children(value: object) -> Iterable[tuple[object, object]]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tensortrace.tracer.hooks.names import Names
+from tensortrace.tracer.hooks.walk import tensors_in
 from tensortrace.tracer.placements.pipelining import Stage
 from tests.memory_sink import recording
 
@@ -166,3 +167,14 @@ def test_stages_that_share_a_tensor_share_its_name() -> None:
     names.add_stage(stage_of(first, 0))
     names.add_stage(stage_of(last, 2))
     assert [name.name for _, name in names.parameters()] == ["embed.weight"]
+
+
+def test_names_that_cannot_be_printed_are_escaped_everywhere_alike() -> None:
+    names, model = Names(), nn.Sequential()
+    model.add_module("a\x1b[31m\u202e", nn.Linear(2, 2))
+    (part,) = model
+    part.register_parameter("b\n", nn.Parameter(torch.ones(1)))
+    assert names.module(part).name == r"a\x1b[31m\u202e"
+    assert names.tensor(part.weight).name == r"a\x1b[31m\u202e.weight"
+    assert names.tensor(getattr(part, "b\n")).name == r"a\x1b[31m\u202e.b\n"
+    assert tensors_in({"k\x1b": torch.ones(1)}, "out")[0][0] == r"out.k\x1b"
