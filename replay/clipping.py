@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ from tensortrace.diff.plan.updates import as_real, unexplained
 from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.scale import WEIGHT_TOLERANCE
 from tensortrace.diff.stream import Sum, Term, one
+from tensortrace.diff.tolerance import judge_own, measure_streamed
 from tensortrace.replay.computed import computed, number_of
 from tensortrace.replay.contract import (
     Contract,
@@ -25,6 +26,7 @@ from tensortrace.replay.contract import (
     Ref,
     Step,
     beyond_number,
+    beyond_sum,
     readable,
 )
 from tensortrace.replay.gradients import (
@@ -41,6 +43,7 @@ UNPLACED = "it is of tensors that ranks hold in parts of no known layout"
 UNSEEN = "ranks hold one gradient, of operations that were not recorded as its reduction"
 SETTING = "a setting of the clip"
 BY_PROGRAM = "code of the program changes gradients before they are consumed, by no common factor"
+LATE = "clipping comes after the optimizer has consumed the gradients, which it was to clip"
 EARLY = "clipping comes before the window's last microbatch: it should come after all of them"
 
 _TORCHS_EPSILON = 1e-6
@@ -59,6 +62,10 @@ def clipping(step: Step, contracts: Contracts) -> None:
             slot = window_slot(Kind.CLIPPED_GRAD, CLIP, "total_norm", event.call)
             held = event.held.get("total_norm", next(iter(event.held.values())))
             contracts.odd.append(OneSided("b", slot, event.microbatch, held, EARLY, diverges=True))
+        elif _is_late(event, step):
+            slot = window_slot(Kind.CLIPPED_GRAD, CLIP, "total_norm", event.call)
+            held = event.held.get("total_norm", next(iter(event.held.values())))
+            contracts.odd.append(OneSided("b", slot, event.microbatch, held, LATE, diverges=True))
         _of_event(event, step, contracts, norm=event.call not in early)
     factors = _factors_of_program(step, events)
     told = dict.fromkeys(factor for factor in factors.values() if factor is not None and factor != 1.0)
@@ -67,6 +74,26 @@ def clipping(step: Step, contracts: Contracts) -> None:
         contracts.notes.append(f"the program multiplies its gradients by {by} before they are consumed")
     for name in step.gradients.names:
         _of_parameter(name, events, factors, step, contracts)
+
+
+def _is_late(event: ClipEvent, step: Step) -> bool:
+    """Tell whether a clip changed gradients only when their optimizers had consumed all of them."""
+    changed = False
+    for name in _members(event):
+        before, consumed = (
+            step.view.items.get(_before(name, event.call), ()), step.gradients.consumed_copies(name)
+        )  # fmt: skip
+        last: dict[int, int] = {}
+        for item in consumed:
+            for rank, entry in item.members:
+                last[rank] = max(entry.event, last.get(rank, -1))
+        given = {rank: entry for item in before for rank, entry in item.members}
+        if not given or any(entry.event < last.get(rank, math.inf) for rank, entry in given.items()):
+            return False
+        after = step.view.items.get(_before(name, event.call)._replace(slot="grad"), ())
+        left = {rank: entry.digest for item in after for rank, entry in item.members}
+        changed = changed or any(left.get(rank, e.digest) != e.digest for rank, e in given.items())
+    return changed
 
 
 def _members(event: ClipEvent) -> tuple[str, ...]:
@@ -169,6 +196,7 @@ def _factors_of_program(step: Step, events: tuple[ClipEvent, ...]) -> dict[int, 
     """
     call = events[-1].call if events else None
     found: dict[int, list[float]] = {}
+    pairs: dict[int, list[tuple[Sum, Item]]] = {}
     close = WEIGHT_TOLERANCE
     for name in step.gradients.names[:_SAMPLED]:
         copies = _unclipped(name, call, step)
@@ -179,8 +207,22 @@ def _factors_of_program(step: Step, events: tuple[ClipEvent, ...]) -> dict[int, 
             factor = projected(before, one(item))
             if factor is not None:
                 found.setdefault(item.source.rank, []).append(factor)
+                pairs.setdefault(item.source.rank, []).append((before, item))
                 close = max(close, coarser_eps((item,)))
-    return {rank: _common(factors, close) for rank, factors in found.items()}
+    common = {rank: _common(factors, close) for rank, factors in found.items()}
+    return {rank: factor if _explains(factor, pairs[rank]) else None for rank, factor in common.items()}
+
+
+def _explains(factor: float | None, pairs: Sequence[tuple[Sum, Item]]) -> bool:
+    """Tell whether a factor that was fitted to gradients makes most of them, within what they are allowed."""
+    if factor is None:
+        return False
+    made = 0
+    for before, item in pairs:
+        scaled = before if factor == 1.0 else before.scaled(factor)
+        judgement = judge_own(measure_streamed(beyond_sum(scaled, item)), coarser_eps((item,)))
+        made += judgement.ratio <= 1.0
+    return made > 0.5 * len(pairs)
 
 
 def _common(factors: list[float], close: float) -> float | None:

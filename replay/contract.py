@@ -16,6 +16,7 @@ from tensortrace.diff.compare import Sides
 from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.logical import NO_LAYOUT
 from tensortrace.diff.plan.comparison import Comparison, OneSided, by_rank
+from tensortrace.diff.plan.evaluations import further_evaluations
 from tensortrace.diff.plan.updates import as_real, unexplained
 from tensortrace.diff.stream import Sum, block_size, item_blocks, paired
 from tensortrace.diff.stream import one as as_sum
@@ -26,6 +27,8 @@ UNPLACED = (
     f"ranks hold different tensors of it from the start, and {NO_LAYOUT}: give one with --layout, or "
     "they are copies that began apart"
 )
+
+EVALUATED = "the window evaluates a batch again, by parameters that are not recorded or with gradients anew"
 
 Ref = tuple[int | None, Slot]
 Own = Callable[[], Iterable[Sides]]
@@ -178,6 +181,29 @@ class Step:
         return factors is not None and any(left) and all(
             abs(f) < 1e-3 * abs(factors.by_rank.get(-1 - r, 0.0)) for r, f in left.items()
         )  # fmt: skip
+
+    @cached_property
+    def evaluations(self) -> frozenset[int]:
+        """The microbatches that evaluate a batch again, at other parameters: they are no parts of a batch.
+
+        An optimizer evaluates the model in its step (LBFGS), or the program drops a pass's gradients and goes
+        through the same inputs once more (sharpness-aware updates).
+        """
+        return further_evaluations(self.view) | self._again
+
+    @property
+    def _again(self) -> frozenset[int]:
+        """The passes that are kept of a window whose earlier ones, of the same inputs, were dropped."""
+        kept = self.gradients.kept_from
+        if not kept:
+            return frozenset()
+        given: dict[bool, set[tuple[int, str]]] = {False: set(), True: set()}
+        for _, items in self.view.find(Kind.INPUT, phase="train"):
+            for item in items:
+                if item.part is not None:
+                    given[item.part.number >= kept].add((item.part.rank, item.entry.digest))
+        same = bool(given[True]) and given[True] <= given[False]
+        return frozenset(range(kept, self.view.last_microbatch() + 1)) if same else frozenset()
 
     def left_over(self, name: str) -> tuple[Item, ...]:
         """Return what each rank's ``.grad`` held when the window began, and new gradients are added to."""

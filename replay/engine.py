@@ -21,7 +21,7 @@ from tensortrace.diff.relaid import laid_out
 from tensortrace.diff.weighing import only_weighing
 from tensortrace.replay.clipping import clipping
 from tensortrace.replay.continuity import continuity, recomputed, replicas
-from tensortrace.replay.contract import UNPLACED, Contracts, Gap, Step, microbatch_of
+from tensortrace.replay.contract import EVALUATED, UNPLACED, Contracts, Gap, Step, microbatch_of
 from tensortrace.replay.found import OracleCatalog, Replaying
 from tensortrace.replay.gradients import gradients
 from tensortrace.replay.losses import Weighed, losses, weighed
@@ -169,8 +169,11 @@ def _replay_step(
 ) -> None:  # fmt: skip
     contracts = Contracts()
     losses(step, contracts)
-    gradients(step, contracts)
-    clipping(step, contracts)
+    if step.evaluations:
+        _without_gradients(step, contracts)
+    else:
+        gradients(step, contracts)
+        clipping(step, contracts)
     schedule(step, contracts, began)
     updates(step, contracts)
     continuity(step, contracts)
@@ -183,6 +186,14 @@ def _replay_step(
     equal, odd = recomputed(step)
     found.recomputed += equal + len(odd)
     found.execution.bitwise_equal += equal
+
+
+def _without_gradients(step: Step, contracts: Contracts) -> None:
+    """Say of no gradient what it is of the window's passes: some evaluate the batch again."""
+    for kind in (Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.UNSCALED_GRAD, Kind.CLIPPED_GRAD):
+        for slot, items in step.view.find(kind):
+            if kind != Kind.LOCAL_GRAD or slot.slot == "start":
+                contracts.gap(slot, items, EVALUATED)
 
 
 def _hold(

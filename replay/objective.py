@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -16,9 +16,10 @@ from tensortrace.diff.factors import EXPLAINED, Factors
 from tensortrace.diff.objective import APART, known_parts
 from tensortrace.diff.plan.comparison import coarser_eps
 from tensortrace.diff.rows import Batch, read_batches
-from tensortrace.replay.contract import Step, readable
+from tensortrace.replay.contract import EVALUATED, Step, readable
 from tensortrace.replay.gradients import averages
-from tensortrace.tracer.types import Kind
+from tensortrace.replay.modules.losses import CLASSES
+from tensortrace.tracer.types import WEIGHTED, Kind
 
 Name = Literal["mean", "sum", "sequence-mean"]
 
@@ -31,6 +32,9 @@ WORDS: dict[Name, str] = {
 }
 
 UNMEASURED = "what scales gradients behind the loss is not measured: local ones do not add up to them"
+WEIGHTS_GIVEN = (
+    "a loss was given weights of classes or elements: whether the mean should be over these is not known"
+)
 NO_WEIGHTS = "no gradient came through a loss that is recognised, so that nothing tells what its tokens weigh"
 
 
@@ -88,6 +92,10 @@ def weights_of(step: Step) -> Weights | str:
     calls = list(_calls(step))
     if not calls:
         return NO_WEIGHTS
+    if step.evaluations:
+        return EVALUATED
+    if any(_has_weights(call) and not _is_torchs_mean(call, calls) for call in calls):
+        return WEIGHTS_GIVEN
     factors, eps = step.gradients.factors or _stated(step), _eps_of_gradients(step)
     if factors is None or factors.residual > max(EXPLAINED, 4 * eps):
         return UNMEASURED
@@ -98,6 +106,25 @@ def weights_of(step: Step) -> Weights | str:
     )
     terms = _terms(calls)
     return Weights(terms, _named(factors, step, eps), noise, len(terms) == 1 and not _has_other_terms(step))
+
+
+def _has_weights(call: Call) -> bool:
+    """Tell whether a loss was given weights; older traces tell of classes by what the mean is over."""
+    meta, valid = call.weight.entry.meta, call.valid
+    if meta.text == WEIGHTED:
+        return True
+    if call.name not in CLASSES or meta.denominator is None or valid is None or valid.entry.shard is not None:
+        return False
+    return meta.denominator != float(valid.read())
+
+
+def _is_torchs_mean(call: Call, calls: Sequence[Call]) -> bool:
+    """Tell whether it is known what the mean of a loss with weights is over.
+
+    That is torch's own mean: of the only call, or over elements, which their weights do not change.
+    """
+    meta = call.weight.entry.meta
+    return meta.reduction == "mean" and (len(calls) == 1 or call.name not in CLASSES)
 
 
 def _has_other_terms(step: Step) -> bool:
@@ -192,7 +219,7 @@ def base_weights(objective: Name, calls: Iterable[Call], step: Step) -> dict[int
 
 
 def _by_sequence(
-    calls: Iterable[Call], values: Mapping[int, np.ndarray], counts: Mapping[int, int], batch: Batch
+    calls: Iterable[Call], values: Mapping[int, np.ndarray], counts: Mapping[int, float], batch: Batch
 ) -> dict[int, np.ndarray] | str:
     rows: dict[Part, int] = defaultdict(int)
     for row in batch.rows:
@@ -218,7 +245,9 @@ def _key(call: Call) -> int:
     return id(call.weight)
 
 
-def _count(call: Call, weight: np.ndarray) -> int:
+def _count(call: Call, weight: np.ndarray) -> float:
+    if _has_weights(call) and call.weight.entry.meta.denominator:  # torch's own mean is over that
+        return call.weight.entry.meta.denominator
     if call.valid is not None:
         return int(call.valid.read())
     return int(np.count_nonzero(weight))

@@ -30,6 +30,9 @@ SOLE = "sole"
 SCORES = "scores="
 """How ``meta.text`` of a loss begins whose scores are one recorded tensor in its order: with their shape."""
 
+WEIGHTED = "weighted"
+"""``meta.text`` of a loss that was given weights of its classes or elements."""
+
 PART_OF_LOSS = "part"
 """``meta.op`` of a loss found in a graph that uses the same log-probabilities for something else, too."""
 

@@ -15,7 +15,7 @@ from tensortrace.diff.catalog import Part as BatchPart
 from tensortrace.diff.compare import EPS, is_exact
 from tensortrace.diff.plan.comparison import StepPlan
 from tensortrace.diff.plan.pair import StepPair
-from tensortrace.replay.contract import Gap, Ref, Step, microbatch_of
+from tensortrace.replay.contract import EVALUATED, Gap, Ref, Step, microbatch_of
 from tensortrace.replay.found import Replaying
 from tensortrace.replay.modules.calls import Call, calls_of
 from tensortrace.replay.modules.execute import Made, execute
@@ -141,6 +141,9 @@ class _Holding:
     # --- one call --------------------------------------------------------------------------------
 
     def _call(self, call: Call) -> None:
+        if call.part.phase == "train" and call.part.number in self._step.evaluations:
+            self._without(call, EVALUATED)
+            return
         try:
             form, module, own, given = self._reads.given(call)
         except NoFormula as reason:

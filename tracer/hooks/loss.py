@@ -20,7 +20,7 @@ from tensortrace.tracer.hooks.guard import guard
 from tensortrace.tracer.hooks.session import Session
 from tensortrace.tracer.hooks.source import user_line
 from tensortrace.tracer.placements import Spec, split
-from tensortrace.tracer.types import OF_RECORDED, SCORES, Kind, Meta, Placement
+from tensortrace.tracer.types import OF_RECORDED, SCORES, WEIGHTED, Kind, Meta, Placement
 
 CLASSIFYING = ("cross_entropy", "nll_loss")
 """Losses with class targets, an ignored index and class weights; all others average over elements."""
@@ -71,6 +71,7 @@ class Arguments:
     smoothing: float
     ignore_index: int | None
     reduction: str
+    weighted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +215,19 @@ def _arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict
         smoothing=given.get("label_smoothing", 0.0),
         ignore_index=given.get("ignore_index"),
         reduction=reduction,
+        weighted=given.get("weight") is not None or given.get("pos_weight") is not None,
     )
 
 
 def _said(name: str, given: Arguments, session: Session) -> str | None:
-    """Say of a loss of classes what it was given, where its scores are a recorded tensor in its order."""
+    """Say of a loss of classes what it was given, where its scores are a recorded tensor in its order.
+
+    Of a loss with weights of classes or elements say that: what its mean is over may depend on them.
+    """
+    if given.weighted:
+        return WEIGHTED
     scores, target = given.scores, given.target
-    if name not in CLASSIFYING or given.class_weight is not None or target is None or scores is None:
+    if name not in CLASSIFYING or target is None or scores is None:
         return None
     if target.is_floating_point() or not session.producers.in_order(scores):
         return None
