@@ -113,9 +113,11 @@ def _has_weights(call: Call) -> bool:
     meta, valid = call.weight.entry.meta, call.valid
     if meta.text == WEIGHTED:
         return True
-    if call.name not in CLASSES or meta.denominator is None or valid is None or valid.entry.shard is not None:
+    if call.name not in CLASSES or valid is None or valid.entry.shard is not None:
         return False
-    return meta.denominator != float(valid.read())
+    if meta.reduction != "mean" or meta.text is not None:  # its shape of scores is told without weights only
+        return False
+    return meta.denominator is not None and meta.denominator != float(valid.read())
 
 
 def _is_torchs_mean(call: Call, calls: Sequence[Call]) -> bool:
