@@ -146,9 +146,7 @@ def _unplaced(view: StepView) -> frozenset[str]:
 
 
 def _objective(options: ReplayOptions, steps: list[Step]) -> Objective:
-    if options.objective is not None:
-        return Objective(options.objective, declared=True)
-    return infer(steps[:SAMPLED])
+    return infer(steps[:SAMPLED], options.objective)
 
 
 def _replay_init(found: Replaying) -> None:

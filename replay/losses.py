@@ -115,7 +115,7 @@ def weighed(step: Step, objective: Objective, contracts: Contracts) -> Weighed:
         (s, i) for s, items in step.view.find(Kind.LOSS, phase="train") for i in items if s.slot == "weight"
     ]
     refs = frozenset((microbatch_of(item), slot) for slot, item in slots)
-    weights = weights_of(step)
+    weights = weights_of(step, masked=objective.masked)
     found = weights if isinstance(weights, str) else wanted_weights(objective, step, weights)
     if isinstance(found, str) or isinstance(weights, str):
         for slot, item in slots:
@@ -141,10 +141,10 @@ def _said(step: Step, weights: Weights, coefficients: dict[str, float]) -> tuple
         by_weight: dict[str, list[str]] = defaultdict(list)
         for call in calls:
             values = effective(call, weights.factors)
-            values = np.unique(values[values != 0])
+            values = values[values != 0]
             one = values.size and np.allclose(values, values[0], rtol=weights.noise, atol=0)
             told = f"1/{1 / values[0]:.6g}" if one else "various"
-            count = int(call.valid.read()) if call.valid is not None else 0
+            count = int(call.valid.read()) if call.valid is not None else values.size
             by_weight[told].append(f"rank {call.part.rank} microbatch {call.part.number} ({count})")
         parts = "; ".join(f"{told}: {', '.join(where[:4])}" for told, where in list(by_weight.items())[:8])
         factors = [

@@ -42,12 +42,14 @@ NO_WEIGHTS = "no gradient came through a loss that is recognised, so that nothin
 class Objective:
     """What the gradient should be the gradient of.
 
-    ``declared`` tells whether the user said so.
+    ``declared`` tells whether the user said so. ``masked``: of losses that are returned token by token, those
+    that the program weighs with exactly 0 are not valid.
     """
 
     name: Name
     declared: bool = False
     fits: bool = True
+    masked: bool = False
 
     @property
     def text(self) -> str:
@@ -87,9 +89,9 @@ class Weights(NamedTuple):
     alone: bool
 
 
-def weights_of(step: Step) -> Weights | str:
-    """Return what tokens weigh in a step, or why that is not known."""
-    calls = list(_calls(step))
+def weights_of(step: Step, *, masked: bool) -> Weights | str:
+    """Return what tokens weigh in a step, or why that is not known; for ``masked`` see Objective."""
+    calls = list(_calls(step, masked=masked))
     if not calls:
         return NO_WEIGHTS
     if step.evaluations:
@@ -173,7 +175,7 @@ def _named(factors: Factors, step: Step, eps: float) -> Factors:
     return replace(factors, by_rank={rank: named(factor) for rank, factor in factors.by_rank.items()})
 
 
-def _calls(step: Step) -> Iterator[Call]:
+def _calls(step: Step, *, masked: bool) -> Iterator[Call]:
     found: dict[tuple[str, int, Part], dict[str, Item]] = defaultdict(dict)
     for slot, items in step.view.find(Kind.LOSS, phase="train"):
         for item in items:
@@ -182,7 +184,10 @@ def _calls(step: Step) -> Iterator[Call]:
     for (name, number, part), held in sorted(found.items()):
         if "weight" in held:
             target = held["target"].entry.digest if "target" in held else ""
-            yield Call(name, number, part, held["weight"], held.get("count"), held.get("value"), target)
+            weight, valid = held["weight"], held.get("count")
+            if masked and weight.entry.meta.reduction == "none":
+                valid = None  # those count that weigh
+            yield Call(name, number, part, weight, valid, held.get("value"), target)
 
 
 def _terms(calls: Iterable[Call]) -> dict[str, list[Call]]:
@@ -325,10 +330,15 @@ def wanted_weights(
     return found, coefficients
 
 
-def infer(steps: Iterable[Step]) -> Objective:
-    """Return the objective that the weights of some steps fit; the mean over tokens where none."""
-    known = [(step, w) for step in steps if not isinstance(w := weights_of(step), str)]
-    for name in NAMES:
-        if known and all(fits(name, step, weights) for step, weights in known):
-            return Objective(name)
-    return Objective("mean", fits=False)
+def infer(steps: Iterable[Step], declared: Name | None = None) -> Objective:
+    """Return the objective, of those that may be, which the weights of some steps fit.
+
+    Without any it is the declared one, or the mean over tokens.
+    """
+    steps = list(steps)
+    for masked in (False, True):
+        known = [(step, w) for step in steps if not isinstance(w := weights_of(step, masked=masked), str)]
+        for name in (declared,) if declared else NAMES:
+            if known and all(fits(name, step, weights) for step, weights in known):
+                return Objective(name, declared is not None, masked=masked)
+    return Objective(declared or "mean", declared is not None, fits=False, masked=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,28 @@ def test_class_weights_of_several_passes_leave_the_denominator_open(tmp_path: Pa
     result = trained(tmp_path / "a", lambda s, y: F.cross_entropy(s, y, weight=CLASSES), passes=2)
     assert result.verdict == "agrees", result.headline
     assert WEIGHTS_GIVEN in reasons(result, "loss")
+
+
+def masked_mean(*kept: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the mean of a pass's first tokens; ``kept`` are their numbers in each pass, in turn."""
+    numbers = cycle(kept)
+
+    def loss(scores: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        mask = (torch.arange(8) < next(numbers)).float()
+        return (F.cross_entropy(scores, classes, reduction="none") * mask).sum() / mask.sum()
+
+    return loss
+
+
+def test_tokens_that_the_program_masks_by_itself_are_not_valid(tmp_path: Path) -> None:
+    result = trained(tmp_path / "a", masked_mean(5))
+    assert result.verdict == "agrees", result.headline
+    assert result.objective is not None
+    assert "a token weighs 1/5" in result.objective.weights[0]
+    apart = trained(tmp_path / "b", masked_mean(5, 3), passes=2)  # 1/10 and 1/6, where 1/8 is the mean
+    assert apart.first_mismatch is not None
+    assert (apart.first_mismatch.where.kind, apart.first_mismatch.where.slot) == ("loss", "weight")
+    assert apart.causes[0].code == "scale.token_ratio", apart.headline
 
 
 @pytest.mark.parametrize("times", [1.0, 0.5])
