@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from tensortrace.cli.comparing import TRACE, comparison_options
 from tensortrace.cli.machine import cores
 from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document
 from tensortrace.cli.render.page import look_of
@@ -21,8 +22,6 @@ from tensortrace.tracer.selection import parse_kinds
 if TYPE_CHECKING:
     from tensortrace.diff.resume import ResumeResult
 
-TRACE = click.Path(path_type=Path)
-
 
 @click.command("diff")
 @click.argument("a", type=TRACE)
@@ -32,16 +31,7 @@ TRACE = click.Path(path_type=Path)
     "--resume", is_flag=True,
     help="Compare FULL FIRST RESUMED: a run, one that was saved, and one that went on from there.",
 )  # fmt: skip
-@click.option("--floor", multiple=True, type=TRACE, metavar="A2", help="Another run of a's code; repeatable.")
-@click.option("--exact", is_flag=True, help="Demand bitwise equality.")
-@click.option("--kinds", default="", metavar="K,…", help="Compare only these kinds.")
-@click.option("--include", multiple=True, metavar="GLOB", help="Compare only these names; repeatable.")
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave these names out; repeatable.")
-@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that one may lack; repeatable.")
-@click.option("--align", metavar="b:N=a:M", help="Compare step N of b with step M of a, and so on.")
-@click.option("--expect", multiple=True, metavar="RULE|FILE", help="Differences that are meant; repeatable.")
-@click.option("--layout-a", type=TRACE, metavar="FILE", help="Layout file of a (docs/layouts.md).")
-@click.option("--layout", "--layout-b", "layout_b", type=TRACE, metavar="FILE", help="Layout file of b.")
+@comparison_options
 @click.option("--verify", is_flag=True, help="Read and check every byte of the traces first.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads; by default all cores it may use.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON; - for stdout, alone.")

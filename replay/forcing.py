@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -43,6 +43,18 @@ MAX_CAUSES, MAX_BOUNDARIES, MAX_NAMES = 24, 8, 3
 
 Forcings = Mapping[tuple[int, Kind, str, str, int], str]
 """Why boundaries were not forced, by step, kind, name, slot and call; "" where they were on all ranks."""
+
+
+class _Found(NamedTuple):
+    """What errs by itself, and how many divergences follow from it.
+
+    ``unlike`` counts modules that differ and computed with parameters which the recorded ones do not fit:
+    what they would have made of those isn't known.
+    """
+
+    faulty: tuple[Faulty, ...]
+    follow: int
+    unlike: int
 
 
 class ForceOptions(Struct, frozen=True):
@@ -100,7 +112,7 @@ def _judged(
     path: Path, live: Path, given: Sequence[Given], command: Sequence[str], options: ForceOptions
 ) -> Forced:
     forcings = _forcings(given)
-    told: list[tuple[tuple[Faulty, ...], int, int]] = []
+    told: list[_Found] = []
 
     def look(found: Examined) -> None:
         told.append(_faulty(found.execution, found.a, found.b, found.offset, forcings))
@@ -156,14 +168,8 @@ def is_forced(node: Node, forcings: Forcings) -> bool:
     return slot.phase == "train" and forcings.get((node.step, *slot[1:])) == ""
 
 
-def _faulty(
-    execution: Execution, a: Catalog, b: Catalog, offset: int, forcings: Forcings
-) -> tuple[tuple[Faulty, ...], int, int]:
-    """Return each place that errs by itself, the first in causal order first, and how much follows.
-
-    Last comes how many modules differ that computed with parameters which the recorded ones do not fit: what
-    they would have made of those isn't known.
-    """
+def _faulty(execution: Execution, a: Catalog, b: Catalog, offset: int, forcings: Forcings) -> _Found:
+    """Return each place that errs by itself, the first in causal order first, and what is not blamed."""
     places = Places(execution)
     outcomes = sorted(execution.outcomes, key=lambda o: execution.graph.order_key(o.node))
     own = [o for o in outcomes if o.role in ("origin", "further")] or outcomes[:1]
@@ -186,7 +192,7 @@ def _faulty(
         _of_place(place, group, execution, None if number >= MAX_CAUSES else (a, b, offset))
         for number, (place, group) in enumerate(groups.items())
     )
-    return found, len(outcomes) - len(own), len(unlike)
+    return _Found(found, len(outcomes) - len(own), len(unlike))
 
 
 def _without_what_follows(own: Sequence[Outcome], execution: Execution, places: Places) -> list[Outcome]:

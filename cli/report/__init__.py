@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tensortrace.cli.comparing import TRACE, comparison_options
 from tensortrace.cli.machine import cores
 from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document, write_text
 from tensortrace.cli.render.progress import Progress
@@ -14,23 +15,12 @@ from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
 from tensortrace.tracer.selection import parse_kinds
 
-TRACE = click.Path(path_type=Path)
-
 
 @click.command("report")
 @click.argument("a", type=TRACE)
 @click.argument("b", type=TRACE, required=False)
 @click.option("-o", "--output", required=True, metavar="FILE", help="Write this HTML file; - for stdout.")
-@click.option("--floor", multiple=True, type=TRACE, metavar="A2", help="Another run of a's code; repeatable.")
-@click.option("--exact", is_flag=True, help="Demand bitwise equality.")
-@click.option("--kinds", default="", metavar="K,…", help="Compare only these kinds.")
-@click.option("--include", multiple=True, metavar="GLOB", help="Compare only these names; repeatable.")
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave these names out; repeatable.")
-@click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that one may lack; repeatable.")
-@click.option("--align", metavar="b:N=a:M", help="Compare step N of b with step M of a, and so on.")
-@click.option("--expect", multiple=True, metavar="RULE|FILE", help="Differences that are meant; repeatable.")
-@click.option("--layout-a", type=TRACE, metavar="FILE", help="Layout file of a (docs/layouts.md).")
-@click.option("--layout", "--layout-b", "layout_b", type=TRACE, metavar="FILE", help="Layout file of b.")
+@comparison_options
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads; by default all cores it may use.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the comparison's result as JSON, too.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")

@@ -11,7 +11,7 @@ from tensortrace.tracer.force.ledger import Ledger
 from tensortrace.tracer.force.recorded import Recorded, Unforced
 from tensortrace.tracer.notices import describe
 from tensortrace.tracer.placements import split
-from tensortrace.tracer.start.places import Parts, indices
+from tensortrace.tracer.start.places import Parts
 from tensortrace.tracer.start.refusal import world_size
 from tensortrace.tracer.types import Key, Kind
 
@@ -88,14 +88,7 @@ class ReducedGradients:
             raise Unforced("it is a sum over ranks, of which no rank's part can be told")
         aliases = self._parts.names(parameter)
         for place in self._parts.of(parameter, gradient):
-            key = next((k for n in (place.name, *aliases) if (k := self._key(step, n))), None)
-            if key is None:
-                raise Unforced("the trace does not have it")
-            whole = self._recorded.whole(key)
-            if tuple(whole.shape) != place.global_shape:
-                raise Unforced(f"it is {list(whole.shape)} in the trace, {list(place.global_shape)} here")
-            flat, before = whole.flatten(), place.local.clone()
-            place.write(flat[index] for index in indices(place.region))
+            key, before = self._recorded.fill(place, (self._key(step, n) for n in (place.name, *aliases)))
             if reduced:
                 place.local.mul_(_times(before, place.local))
             self._note(step, key.name)

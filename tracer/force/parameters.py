@@ -12,7 +12,7 @@ from tensortrace.tracer.force.ledger import Ledger
 from tensortrace.tracer.force.put import same
 from tensortrace.tracer.force.recorded import Recorded, Unforced
 from tensortrace.tracer.notices import describe
-from tensortrace.tracer.start.places import Parts, Place, indices
+from tensortrace.tracer.start.places import Parts, Place
 from tensortrace.tracer.types import INIT_STEP, Key, Kind
 
 MODEL, START = "model", "start"
@@ -75,14 +75,8 @@ class Parameters:
 
     def _write(self, kind: Kind, step: int, place: Place, aliases: tuple[str, ...]) -> bool:
         """Set one part and tell whether it was otherwise."""
-        key = next((k for n in (place.name, *aliases) if (k := self._key(kind, step, n))), None)
-        if key is None:
-            raise Unforced("the trace does not have it")
-        whole = self._recorded.whole(key)
-        if tuple(whole.shape) != place.global_shape:
-            raise Unforced(f"it is {list(whole.shape)} in the trace, {list(place.global_shape)} here")
-        flat, before = whole.flatten(), place.local.clone()
-        place.write(flat[index] for index in indices(place.region))
+        keys = (self._key(kind, step, name) for name in (place.name, *aliases))
+        key, before = self._recorded.fill(place, keys)
         self._note(step, kind, key.name)
         return not same(place.local, before)
 

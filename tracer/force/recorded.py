@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from tensortrace.tracer.geometry import LayoutError, Region, full_region, region
 from tensortrace.tracer.placements import Spec
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.rules import RunLayout, portions
-from tensortrace.tracer.start.places import indices
+from tensortrace.tracer.start.places import Place, indices
 from tensortrace.tracer.start.refusal import rank, world_size
 from tensortrace.tracer.start.sources import Source, assembled, named, shape_of
 from tensortrace.tracer.types import Key, Kind, Shard
@@ -90,6 +91,21 @@ class Recorded:
                 raise
             except TraceError as error:
                 raise Unforced(str(error)) from error
+
+    def fill(self, place: Place, keys: Iterable[Key | None]) -> tuple[Key, torch.Tensor]:
+        """Overwrite what the live run holds of a tensor; return what with, and a copy of what was there.
+
+        It is the first of ``keys`` that is one. Raises Unforced where there is none, or its shape is another.
+        """
+        key = next((key for key in keys if key is not None), None)
+        if key is None:
+            raise Unforced("the trace does not have it")
+        whole = self.whole(key)
+        if tuple(whole.shape) != place.global_shape:
+            raise Unforced(f"it is {list(whole.shape)} in the trace, {list(place.global_shape)} here")
+        flat, before = whole.flatten(), place.local.clone()
+        place.write(flat[index] for index in indices(place.region))
+        return key, before
 
     def part(self, key: Key, own_name: str, local: Local) -> torch.Tensor:
         """Return what the live tensor is to hold, in its shape and dtype; raise Unforced, saying why not.

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from tensortrace.tracer import layout
+from tensortrace.tracer.codec_values import digest
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.staging import Stage
 from tensortrace.tracer.types import Boundary, Entry, Kind, Promise
@@ -31,7 +33,7 @@ def tensors() -> Iterator[tuple[torch.Tensor, dict[str, object]]]:
             yield value, {"step": step, "name": name}
         yield x[..., 0].contiguous(), {"step": step, "name": "small"}
         yield x * float("inf"), {"step": step, "name": "nothing finite"}
-        for name in ("mask", "mask again"):  # beyond what a sketch can sum: kept in full, and once
+        for name in ("mask", "mask again"):
             yield torch.full((WIDTH, WIDTH), -float("inf")).triu(1), {"step": step, "name": name}
         for kind in (Kind.LOCAL_GRAD, Kind.REDUCED_GRAD, Kind.PARAM):
             yield weight, {"step": step, "kind": kind, "name": "w", "slot": kind.value}
@@ -81,3 +83,17 @@ def test_what_is_kept_of_a_tensor_is_what_a_copy_of_it_gives(tmp_path: Path, lev
         turned, flat = kept["c"].sketch, kept["d"].sketch
         assert (turned and turned.rows, flat and flat.positions) == (1, POSITIONS)
     assert kept["small"].sketch is None
+
+
+def test_a_repeat_of_what_can_have_no_sketch_refers_to_its_bytes(tmp_path: Path) -> None:
+    promise = Promise(level="sketch")
+    write_trace(tmp_path / "a", [], promise=promise)
+    huge = np.full((WIDTH, WIDTH), 1e308)  # sums of its elements are beyond float64
+    content = digest("float64", huge.shape, huge.view("u1").reshape(-1))
+    with RankWriter(tmp_path / "a", 0, promise=promise) as writer:
+        first, again = (boundary_of(event, huge, name=f"m{event}") for event in (0, 1))
+        assert writer.append(first, huge).blob is not None
+        held = writer.held(again)
+        assert held.startswith("sketch "), "its place is one that sketches are made at"
+        entry = writer.append_known(again, content, None, held=held)
+    assert (entry.same_as, entry.sketch, entry.sketch_ref) == (0, None, None)
