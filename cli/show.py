@@ -14,8 +14,9 @@ from tensortrace.cli.render.document import refuse_existing, write_document
 from tensortrace.cli.render.page import Page, look_of
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
-from tensortrace.cli.tensors import Found, Request, document, parse_request
+from tensortrace.cli.tensors import Found, document
 from tensortrace.tracer.reader import Trace
+from tensortrace.tracer.request import Request, parse_request
 
 ROWS = 40
 """Tensors that are listed, one a line."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +10,7 @@ from tensortrace.tracer.codec_dtypes import size_bytes
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
-from tensortrace.tracer.selection import parse_kinds, parse_steps
+from tensortrace.tracer.request import Request
 from tensortrace.tracer.types import INIT_STEP, Entry, Key, Kind, Mesh, Meta, Shard, Stats
 
 MAX_VALUES = 4096
@@ -20,28 +18,6 @@ MAX_VALUES = 4096
 
 Value = float | int | bool | tuple[float, float]
 Match = tuple[RankTrace, Entry]
-
-
-class Request(Shown, frozen=True):
-    """Which tensors to show; empty fields select everything."""
-
-    steps: tuple[tuple[int, int], ...] = ()
-    kinds: tuple[Kind, ...] = ()
-    name: str | None = None
-    ranks: tuple[int, ...] = ()
-
-    def __bool__(self) -> bool:
-        """Tell whether the request narrows anything."""
-        return bool(self.steps or self.kinds or self.name is not None or self.ranks)
-
-    def wants(self, rank: int, entry: Entry) -> bool:
-        """Tell whether the entry of this rank is selected; a name is taken literally, then as a glob."""
-        return (
-            (not self.ranks or rank in self.ranks)
-            and (not self.kinds or entry.kind in self.kinds)
-            and (not self.steps or any(first <= entry.step <= last for first, last in self.steps))
-            and (self.name is None or entry.name == self.name or fnmatch.fnmatchcase(entry.name, self.name))
-        )
 
 
 class Producer(Shown, frozen=True):
@@ -162,17 +138,6 @@ def document(trace: Trace, request: Request, *, with_values: bool) -> Document:
     found = Found(trace, request)
     rows = (found.row(match, found.read(match) if with_values else None) for match in found.matches)
     return Document(trace=contents_of(trace), tensors=tuple(rows))
-
-
-def parse_request(*, steps: str, kinds: str, name: str | None, ranks: tuple[int, ...]) -> Request:
-    """Return the request that the options state; raises BadRequest where one is malformed.
-
-    Unlike in a recording, step 0 does not include ``init``: it is named if it is wanted.
-    """
-    ranges = parse_steps(steps) if steps else ()
-    if "init" not in [part.strip() for part in steps.split(",")]:
-        ranges = tuple((max(first, 0), last) for first, last in ranges)
-    return Request(ranges, parse_kinds(kinds) if kinds else (), name, ranks)
 
 
 def _plain(values: NDArray[np.generic]) -> tuple[Value, ...]:

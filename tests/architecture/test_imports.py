@@ -12,14 +12,15 @@ from tests.architecture.source import PACKAGES, ROOT, Module, modules
 LAYERS = """
     tracer.errors
   < tracer.types
-  < tracer.explicit | tracer.layout | tracer.notices | tracer.masking | tracer.copies | tracer.codec_dtypes
+  < tracer.explicit | tracer.safe | tracer.layout | tracer.notices | tracer.masking
+    | tracer.copies | tracer.codec_dtypes
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
     | tracer.settings | tracer.environment | tracer.module_settings
   < tracer.geometry | tracer.levels | tracer.identities | tracer.full_at | tracer.replicas
   < tracer.sketching
   < tracer.keeping
   < tracer.rules
-  < tracer.options | tracer.claim | tracer.latest | tracer.room | tracer.progress
+  < tracer.options | tracer.request | tracer.claim | tracer.latest | tracer.room | tracer.progress
     | tracer.manifest_safetensors
   < tracer.placements
   < tracer.reader | tracer.writer | tracer.hooks
