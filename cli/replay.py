@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
+from tensortrace.cli.delivery import Delivery, Form, deliver, delivery_options, requested
 from tensortrace.cli.machine import cores, given_environ
-from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document, write_text
-from tensortrace.cli.render.page import look_of
+from tensortrace.cli.render.document import refuse_existing, write_text
 from tensortrace.cli.render.progress import Progress
 from tensortrace.cli.render.replayed import hints, render
 from tensortrace.cli.render.say import say
@@ -74,19 +74,14 @@ def _is_kind(args: list[str], at: int, end: int) -> bool:
     help="Layout file of the trace, or of the live run (docs/layouts.md).",
 )
 @click.option("--no-modules", is_flag=True, help="Do not execute modules again, which is most of the work.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Of stdout.")
-@click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON, too.")
 @click.option(
     "--pytest", "test", type=TRACE, metavar="FILE", help="Write a test that replays the packed case."
 )
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@click.option("-q", "detail", flag_value="quiet", type=str, help="Print the headline alone.")
-@click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
+@delivery_options
 def command(
     trace: Path, command: tuple[str, ...], *, kinds: tuple[str, ...], output: Path | None,
     objective: str | None, layout: Path | None, no_modules: bool,
-    form: Literal["text", "json"], json_path: str | None, test: Path | None, force: bool,
-    detail: Detail | None,
+    test: Path | None, form: Form, json_path: str | None, force: bool, detail: Detail | None,
 ) -> int:  # fmt: skip
     """Hold every boundary of TRACE against what its recorded inputs give in float64: no second run is needed.
 
@@ -98,40 +93,33 @@ def command(
     Exit codes: 0 agrees, 1 a mismatch, or the trace is not whole, 2 trouble. Of a packed case: 0 its verdict
     is the one that it states, 1 another, 2 trouble.
     """
-    from tensortrace.replay.engine import ReplayOptions, replay  # what --help does not need
+    from tensortrace.cli.formats.replayed import of_replay  # what --help does not need
+    from tensortrace.replay.engine import ReplayOptions, replay
 
-    if form == "json" and json_path is not None:
-        raise click.UsageError("--format json writes to stdout, --json to a file: give one of them")
-    json_path = STDOUT if form == "json" else json_path
-    refuse_existing(json_path, force=force)
+    asked = requested(form, json_path, detail, force=force)
     refuse_existing(None if test is None else str(test), force=force)
     if trace.is_file():
         if objective or layout or command:
             raise click.UsageError("a packed case has its own objective and layout, and runs no command")
-        return _packed(trace, json_path, detail or "normal", test)
+        return _packed(trace, asked, test)
     if test is not None:
         raise click.UsageError("--pytest is for a packed case: see `trace pack`")
     if command:
         if objective is not None:
             raise click.UsageError("--objective is of a replay without COMMAND")
-        return _live(trace, command, kinds, output, layout, json_path, force=force, detail=detail)
+        return _live(trace, command, kinds, output, layout, asked, force=force)
     if kinds or output:
         raise click.UsageError("--force KIND and --output are of a live run: give its command behind --")
     options = ReplayOptions(cast("Name | None", objective), layout, "none" if no_modules else "all")
     with Progress(sys.stderr) as progress:
         result = replay(trace, options=options, progress=progress.tell if progress.shown else None)
-    if json_path is not None:
-        write_document(result, json_path)
-    if json_path != STDOUT:
-        look = look_of(sys.stdout)
-        say(render(result, look=look, detail=detail or "normal"), nl=False, color=look.color)
-    for hint in () if detail == "quiet" else hints(result):
-        say(hint, err=True)
+    deliver(result, asked, render, of_replay, hints)
     return 0 if result else 1
 
 
-def _packed(path: Path, json_path: str | None, detail: Detail, test: Path | None) -> int:
+def _packed(path: Path, asked: Delivery, test: Path | None) -> int:
     """Replay a packed case, and write a test of it where asked to."""
+    from tensortrace.cli.formats.replayed import of_case
     from tensortrace.cli.render import case  # what the replay of a trace does not need
     from tensortrace.replay.packed import replay_case
     from tensortrace.replay.pytest_file import pytest_file
@@ -140,20 +128,15 @@ def _packed(path: Path, json_path: str | None, detail: Detail, test: Path | None
         found = replay_case(path, progress=progress.tell if progress.shown else None, jobs=cores())
     if test is not None:
         write_text(pytest_file(found.case, path, test), str(test))
-    if json_path is not None:
-        write_document(found, json_path)
-    if json_path != STDOUT:
-        look = look_of(sys.stdout)
-        say(case.render(found, look=look, detail=detail), nl=False, color=look.color)
-    for hint in () if detail == "quiet" else case.hints(str(path)):
-        say(hint, err=True)
+    deliver(found, asked, case.render, of_case, lambda _: case.hints(str(path)))
     return 0 if found else 1
 
 
 def _live(
     trace: Path, command: tuple[str, ...], kinds: tuple[str, ...], output: Path | None, layout: Path | None,
-    json_path: str | None, *, force: bool, detail: Detail | None,
+    asked_for: Delivery, *, force: bool,
 ) -> int:  # fmt: skip
+    from tensortrace.cli.formats.replayed import of_forced
     from tensortrace.cli.render.forced import render as render_forced
     from tensortrace.cli.render.live import Live
     from tensortrace.replay import forcing
@@ -173,11 +156,7 @@ def _live(
         trace, command, environ=given_environ(), options=options, observe=live.show, began=_warn
     )
     live.end()
-    if json_path is not None:
-        write_document(result, json_path)
-    if json_path != STDOUT:
-        look = look_of(sys.stdout)
-        say(render_forced(result, look=look, detail=detail or "normal"), nl=False, color=look.color)
+    deliver(result, asked_for, render_forced, of_forced)
     return 0 if result else 1
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
-from typing import Literal
 
 import click
 
+from tensortrace.cli.delivery import Form, deliver, delivery_options, requested
 from tensortrace.cli.machine import cores
-from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document
 from tensortrace.cli.render.live import Live
-from tensortrace.cli.render.page import look_of
 from tensortrace.cli.render.say import say
 from tensortrace.cli.render.text import Detail
-from tensortrace.cli.render.validated import hints, markdown, render
+from tensortrace.cli.render.validated import hints, render
 
 PLACE = click.Path(path_type=Path)
 
@@ -67,21 +64,15 @@ PLACE = click.Path(path_type=Path)
 @click.option("--consistent-dropout", type=int, metavar="SEED", help="As for `trace record`.")
 @click.option("--expect", multiple=True, metavar="RULE|FILE", help="Differences that are meant; repeatable.")
 @click.option("--allow-missing", multiple=True, metavar="GLOB", help="Names that one may lack; repeatable.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", help="Of stdout."
-)
-@click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON, too.")
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@click.option("-q", "detail", flag_value="quiet", type=str, help="Print the headline alone.")
-@click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out.")
+@delivery_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     base: str, feature: str, *, snapshot: bool, output: Path, matrix: tuple[str, ...],
     copied: tuple[Path, ...],
     reuse_base: Path | None, base_runs: int, steps: str, kinds: str, level: tuple[str, ...],
     consistent_init: int | None, consistent_dropout: int | None, expect: tuple[str, ...],
-    allow_missing: tuple[str, ...], form: Literal["text", "json", "markdown"], json_path: str | None,
-    force: bool, detail: Detail | None, command: tuple[str, ...],
+    allow_missing: tuple[str, ...], form: Form, json_path: str | None, force: bool, detail: Detail | None,
+    command: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Run COMMAND at the commit --base twice and at --feature once, recorded, and compare.
 
@@ -91,16 +82,14 @@ def command(
 
     Exit codes: 0 equivalent, 1 not, 2 trouble, 130 interrupted.
     """
-    from tensortrace.diff.engine import CompareOptions  # what --help does not need
+    from tensortrace.cli.formats.validated import of_validation  # what --help does not need
+    from tensortrace.diff.engine import CompareOptions
     from tensortrace.replay.validate import engine
     from tensortrace.tracer.options import parse_start, resolve
 
-    if form == "json" and json_path is not None:
-        raise click.UsageError("--format json writes to stdout, --json to a file: give one of them")
     if snapshot and _given("feature"):
         raise click.UsageError("--snapshot is the feature: leave --feature out")
-    json_path = STDOUT if form == "json" else json_path
-    refuse_existing(json_path, force=force)
+    asked = requested(form, json_path, detail, force=force)
     if reuse_base is not None and not reuse_base.is_dir():
         raise click.UsageError(f"--reuse-base {reuse_base}: no such folder")
     start = parse_start(
@@ -124,16 +113,7 @@ def command(
         say("trace: interrupted; run the same command again to go on", err=True)
         return 128 + (stop.signal if isinstance(stop, engine.Interrupted) else signal.SIGINT)
     live.end()
-    if json_path is not None:
-        write_document(result, json_path)
-    if form != "json":
-        look = look_of(sys.stdout)
-        shown = (
-            markdown(result) if form == "markdown" else render(result, look=look, detail=detail or "normal")
-        )
-        say(shown, nl=False, color=look.color)
-    for hint in () if detail == "quiet" else hints(result):
-        say(hint, err=True)
+    deliver(result, asked, render, of_validation, hints)
     return 0 if result else 2 if result.verdict == "trouble" else 1
 
 

@@ -32,14 +32,18 @@ _DIMS = 8
 """Numbers of a shape or an index that are shown."""
 
 
+HEADER = ("step", "mb", "rel L2", "×allowed", "boundary")
+
+
 def further(page: Page, findings: Sequence[Finding], *, limit: int | None) -> None:
     """Write a table of boundaries that differ beside the first one, a row each."""
-    rows = [_row(finding) for finding in findings[:limit]]
-    page.table(["step", "mb", "rel L2", "×allowed", "boundary"], rows, right="step,mb,rel L2,×allowed")
+    rows = [row(finding) for finding in findings[:limit]]
+    page.table(HEADER, rows, right="step,mb,rel L2,×allowed")
     page.more(len(findings) - len(rows))
 
 
-def _row(finding: Finding) -> tuple[str, ...]:
+def row(finding: Finding) -> tuple[str, ...]:
+    """Return a row of that table: step, microbatch, relative L2 error, error over allowed, boundary."""
     where, judgement = finding.where, finding.judgement
     return (
         str(where.step),
@@ -61,10 +65,10 @@ def first(
     page.blank()
     page.line((f"{what}:", "bold"), f" {words.moment(where)}: {words.key(where)}")
     page.line(f"the {words.boundary(where)}{_origin_of(finding)}", indent=2)
-    text = _without_numbers(finding)
+    text = without_numbers(finding)
     if text and text not in said:
         page.line(safe(text, limit=SENTENCE), indent=2)
-    for line in (*_difference(finding), *_tolerance(finding)):
+    for line in (*difference(finding), *tolerance(finding)):
         page.line(line, indent=2)
     if finding.location:
         page.line(safe(finding.location.text, limit=SENTENCE), indent=2)
@@ -78,7 +82,7 @@ def first(
     page.bullets([safe(line, limit=SENTENCE) for line in finding.evidence], limit=limit)
 
 
-def _without_numbers(finding: Finding) -> str:
+def without_numbers(finding: Finding) -> str:
     """Return a finding's text without the error and the allowance at its end: they stand further below."""
     metrics, judgement = finding.metrics, finding.judgement
     if metrics is None or judgement is None or not finding.text.endswith(judgement.reason):
@@ -99,7 +103,7 @@ def only_in_a(finding: Finding) -> bool:
     return finding.dtype_a is not None and finding.dtype_b is None
 
 
-def _difference(finding: Finding) -> Iterator[str]:
+def difference(finding: Finding) -> Iterator[str]:
     """Yield how far the tensors are apart: how many elements, then the greatest differences."""
     metrics = finding.metrics
     if metrics is None:
@@ -155,7 +159,7 @@ def _index(numbers: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, numbers[:_DIMS])) + (", …" if len(numbers) > _DIMS else "") + "]"
 
 
-def _tolerance(finding: Finding) -> Iterator[str]:
+def tolerance(finding: Finding) -> Iterator[str]:
     """Yield which error was allowed and why, once."""
     judgement = finding.judgement
     if judgement is None:

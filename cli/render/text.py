@@ -167,12 +167,13 @@ def _missing_in_brief(page: Page, groups: Sequence[Missing]) -> None:
 def _missing(page: Page, group: Missing, *, examples: int) -> None:
     style = "bold yellow" if group.counts_as_incomplete else "bold"
     label = "missing" if group.counts_as_incomplete else "not compared"
-    text = f" {_group(group)}: {safe(group.reason, limit=SENTENCE)}"
+    text = f" {group_words(group)}: {safe(group.reason, limit=SENTENCE)}"
     shown = "; ".join(f"{words.moment(where)}: {words.key(where)}" for where in group.examples[:examples])
     page.line((label + ":", style), text, f" (e.g. {shown})" if shown else "")
 
 
-def _group(group: Missing) -> str:
+def group_words(group: Missing) -> str:
+    """Return how many boundaries of which kind are on one side only: ``24 param only in a``."""
     if group.kind == "any":  # said of a whole recording
         return f"in {group.side}"
     side = "in both" if group.side == "both" else f"only in {group.side}"

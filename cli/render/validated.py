@@ -1,4 +1,4 @@
-"""The outcome of a validation as text and as Markdown."""
+"""The outcome of a validation as text."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ _STYLES = {
 }  # fmt: skip
 
 
+HEADER = ("cell", "verdict", "cause", "compared", "bitwise equal", "noise")
+
+
 def render(result: Validation, *, look: Look | None = None, detail: Detail = "normal") -> str:
     """Return the result as text; ``quiet`` is the headline alone, ``verbose`` shows every run."""
     page = Page(look or Look())
@@ -25,12 +28,11 @@ def render(result: Validation, *, look: Look | None = None, detail: Detail = "no
     if detail == "quiet":
         return page.text()
     page.blank()
-    page.table(["cell", "verdict", "cause", "compared", "bitwise equal", "noise"], _rows(result),
-               right="compared,bitwise equal,noise")  # fmt: skip
+    page.table(HEADER, rows(result), right="compared,bitwise equal,noise")
     for cell in result.cells:
         _cell(page, cell, verbose=detail == "verbose", alone=len(result.cells) == 1)
     page.blank()
-    for side, revision, commit in _sides(result):
+    for side, revision, commit in sides(result):
         page.line((f"{side}:", "bold"), f" {safe(revision, limit=SHORT)} {commit[:12]}")
     for note in result.notes:
         page.line(("note:", "bold"), f" {safe(note, limit=SENTENCE)}")
@@ -56,32 +58,16 @@ def hints(result: Validation) -> tuple[str, ...]:
     return ()
 
 
-def markdown(result: Validation) -> str:
-    """Return the result as Markdown for a pull request's summary."""
-    header = "| cell | verdict | cause | compared | bitwise equal | noise | headline |"
-    rows = [
-        "| " + " | ".join(_escaped(text) for text in (*row, cell.headline)) + " |"
-        for row, cell in zip(_rows(result), result.cells, strict=True)
-    ]
-    sides = [f"- {side}: {_escaped(revision)} `{commit}`" for side, revision, commit in _sides(result)]
-    tags = [
-        f"- {_escaped(cell.name)}: {_escaped(', '.join(_tags(cell.tags)))}"
-        for cell in result.cells
-        if cell.tags
-    ]
-    notes = [f"- {_escaped(note)}" for note in result.notes]
-    title = f"**{result.verdict.upper()}**{_escaped(result.headline.removeprefix(result.verdict))}"
-    return "\n".join([title, "", header, "|" + "---|" * 7, *rows, "", *sides, *tags, *notes]) + "\n"
-
-
-def _sides(result: Validation) -> tuple[tuple[str, str, str], ...]:
+def sides(result: Validation) -> tuple[tuple[str, str, str], ...]:
+    """Return base and feature: name, revision as given, commit."""
     return (
         ("base", result.base, result.base_commit),
         ("feature", result.feature, result.feature_commit),
     )
 
 
-def _rows(result: Validation) -> list[tuple[str, ...]]:
+def rows(result: Validation) -> list[tuple[str, ...]]:
+    """Return a row for each cell, under ``HEADER``."""
     return [
         (
             safe(cell.name, limit=SHORT), cell.verdict, safe(cell.cause or "-", limit=SHORT),
@@ -99,18 +85,19 @@ def _cell(page: Page, cell: CellResult, *, verbose: bool, alone: bool) -> None:
         page.line((safe(cell.name, limit=SHORT), "bold"), f": {safe(cell.headline, limit=SENTENCE)}")
     page.line(safe(shlex.join(cell.command), limit=SENTENCE), indent=2)
     if cell.tags:
-        page.line(", ".join(_tags(cell.tags)), indent=2)
+        page.line(", ".join(tags(cell.tags)), indent=2)
     for run in cell.runs if verbose else ():
         page.line(_run(run), indent=2)
     for note in cell.notes if verbose else ():
         page.line(("note:", "bold"), f" {safe(note, limit=SENTENCE)}", indent=2)
 
 
-def _tags(tags: Tags) -> list[str]:
+def tags(found: Tags) -> list[str]:
+    """Return what identifies a run, in words."""
     parts = [
-        tags.model or "?", counted(tags.world_size, "rank"), *tags.meshes, "/".join(tags.dtypes) or "?",
-        *tags.inputs, counted(tags.steps, "step"), tags.device or "?", tags.host or "?",
-        *(f"{name} {version}" for name, version in tags.versions.items()),
+        found.model or "?", counted(found.world_size, "rank"), *found.meshes, "/".join(found.dtypes) or "?",
+        *found.inputs, counted(found.steps, "step"), found.device or "?", found.host or "?",
+        *(f"{name} {version}" for name, version in found.versions.items()),
     ]  # fmt: skip
     return [safe(part, limit=SHORT) for part in parts]
 
@@ -118,10 +105,3 @@ def _tags(tags: Tags) -> list[str]:
 def _run(run: Run) -> str:
     how = "found" if run.reused else f"{run.seconds:.0f} s"
     return f"{run.role}: {run.commit[:12]}, exit code {run.exit_code}, {how}: {safe(run.trace, limit=SHORT)}"
-
-
-def _escaped(text: str) -> str:
-    plain = safe(text, limit=SENTENCE)
-    for character in "\\`*_[]<>|#":
-        plain = plain.replace(character, "\\" + character)
-    return plain

@@ -44,7 +44,7 @@ UNLAYERED = ("tracer", "tracer.inject.sitecustomize")
 WITHOUT_TORCH = (
     "tracer.errors", "tracer.types", "tracer.layout", "tracer.manifest", "tracer.selection", "tracer.codec",
     "tracer.reader", "tracer.writer", "tracer.geometry", "tracer.rules", "diff.result", "diff.align",
-    "cli.render", "cli.main", "tracer.in_process", "tracer.explicit",
+    "cli.render", "cli.formats", "cli.main", "tracer.in_process", "tracer.explicit",
 )  # fmt: skip
 
 

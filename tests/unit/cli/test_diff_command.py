@@ -99,6 +99,41 @@ def test_a_path_that_json_cannot_hold_is_trouble_and_not_a_verdict(
     assert main.run(["diff", "a", "b"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("form", "begins"), [("markdown", "**DIVERGENT**: "), ("junit", "<?xml "), ("json", "{")]
+)
+def test_a_format_stands_on_stdout_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str, begins: str
+) -> None:
+    answer(monkeypatch, DIVERGENT)
+    assert main.run(["diff", "a", "b", "--format", form]) == 1
+    assert capsys.readouterr().out.startswith(begins)
+
+
+def test_github_gets_annotations_and_its_step_a_summary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    answer(monkeypatch, DIVERGENT)
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["diff", "a", "b", "--format", "github"]) == 1
+    assert summary.read_text().startswith("**DIVERGENT**: ")
+    out, err = capsys.readouterr()
+    assert out.startswith("::error title=step 0")
+    assert err == ""
+
+
+@pytest.mark.parametrize("form", ["json", "markdown", "github"])
+def test_two_results_on_stdout_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    calls = answer(monkeypatch, EQUIVALENT)
+    assert main.run(["diff", "a", "b", "--format", form, "--json", "-"]) == 2
+    assert f"--format {form}" in capsys.readouterr().err
+    assert calls == []
+
+
 def test_json_into_a_file_leaves_the_text_on_stdout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

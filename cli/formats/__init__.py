@@ -1,0 +1,1 @@
+"""What continuous integration reads of a result: Markdown, JUnit, GitHub's annotations."""
