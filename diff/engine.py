@@ -76,7 +76,7 @@ class CompareOptions(Struct, frozen=True):
 
 
 def compare(
-    a: Path, b: Path, *, options: CompareOptions | None = None, progress: Progress | None = None,
+    a: Path | str, b: Path | str, *, options: CompareOptions | None = None, progress: Progress | None = None,
     executor: Executor | None = None, look: Callable[[Examined], None] | None = None,
     forced: Callable[[Node], bool] = lambda _: False,
 ) -> Result:  # fmt: skip
@@ -85,6 +85,13 @@ def compare(
     ``options.jobs`` beyond the first read ahead on threads, or on a given ``executor`` of this process; what
     comes out is the same for any number. ``look`` is called with the finished comparison while the traces are
     still open. ``forced`` tells of which boundaries b was given a's values.
+
+    >>> from tensortrace import diff
+    >>> if not (result := diff.compare("a", "b")):
+    ...     print(result.first_divergent.where)
+    step 1, microbatch 0: activation hidden out
+    >>> bool(diff.compare("a", "b", options=diff.CompareOptions(kinds=("input",))))
+    True
 
     Raises a TraceError where a trace cannot be read or the request makes no sense.
     """

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
+
+from tensortrace.diff.notebook import card, listing, table
+from tensortrace.tracer.safe import safe
+
+if TYPE_CHECKING:
+    import pandas
 
 SCHEMA = "tensortrace.diff/1"
 
@@ -27,6 +34,11 @@ class Where(Outcome, frozen=True):
     name: str
     slot: str
     call: int
+
+    def __str__(self) -> str:
+        microbatch = "" if self.microbatch is None else f", microbatch {self.microbatch}"
+        call = f" call {self.call}" if self.call else ""
+        return f"step {self.step}{microbatch}: {self.kind} {safe(self.name)} {safe(self.slot)}{call}"
 
 
 class Metrics(Outcome, frozen=True):
@@ -265,6 +277,21 @@ class Result(Outcome, frozen=True, kw_only=True):
 
     Steps are in ``a``'s numbering; the same step of ``b`` is ``step_offset`` less. ``boundaries`` are those
     whose values were read, in the order in which they were judged, each with its power.
+
+    >>> from tensortrace import diff
+    >>> result = diff.compare("a", "b")
+    >>> bool(result), result.verdict
+    (False, 'divergent')
+    >>> result
+    <divergent: divergent at step 1, microbatch 0: activation hidden out: ...>
+
+    It iterates over what diverges, the first divergent boundary first:
+
+    >>> str(next(iter(result)).where)
+    'step 1, microbatch 0: activation hidden out'
+    >>> worst = max(result.boundaries, key=lambda judged: judged.judgement.ratio)
+    >>> worst.judgement.ratio > 1
+    True
     """
 
     schema: str = SCHEMA
@@ -291,6 +318,36 @@ class Result(Outcome, frozen=True, kw_only=True):
         """Tell whether the runs are equivalent."""
         return self.verdict == "equivalent"
 
+    def __iter__(self) -> Iterator[Finding]:
+        """Iterate over what diverges: origins, then receivers, each in causal order."""
+        yield from self.origins
+        yield from self.receivers
+
+    def __repr__(self) -> str:
+        return f"<{self.verdict}: {safe(self.headline, limit=300)}>"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return ``boundaries`` as a table, one row each; ``init`` is step -1. See ``judged_table``."""
+        found = [*self, *(self.declared.findings if self.declared else ())]
+        return judged_table(self.boundaries, found)
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: headline, cause, first origin, coverage."""
+        lost = [
+            f"{missing.kind} of {missing.side}, {missing.count:,}: {missing.reason}"
+            for missing in self.coverage.missing
+            if missing.counts_as_incomplete
+        ]
+        compared = f"{self.coverage.compared:,} boundaries, {self.coverage.bitwise_equal:,} bitwise equal"
+        return card(
+            self.headline,
+            found_html(self.first_divergent, self.causes),
+            table([("compared", compared), ("judged by", self.policy), *sides(a=self.a, b=self.b)]),
+            listing("origins", [str(finding.where) for finding in self.origins]),
+            listing("not compared", lost), listing("notes", self.notes), listing("next", self.hints),
+            mark={"equivalent": "good", "divergent": "bad"}.get(self.verdict, "open"),
+        )  # fmt: skip
+
     def to_json(self) -> bytes:
         """Return the result as JSON, UTF-8, as ``docs/json.md`` describes it.
 
@@ -312,3 +369,46 @@ def flat(finding: Finding) -> dict[str, object]:
     del fields["where"]
     metrics = finding.metrics
     return msgspec.structs.asdict(finding.where) | {"rel_l2": metrics and metrics.rel_l2} | fields
+
+
+def found_html(first: Finding | None, causes: tuple[Cause, ...]) -> str:
+    """Return the first finding with its numbers, and the causes with theirs, as a table of HTML."""
+    rows: list[tuple[str, str]] = []
+    if first is not None:
+        rows += [("first", str(first.where)), ("", first.text)]
+        rows += [("judged", first.judgement.reason)] if first.judgement else []
+    rows += [("source", first.source)] if first and first.source else []
+    for cause in causes:
+        left = f"relative error {cause.residual_before:.3g}, {cause.residual_after:.3g} with it undone"
+        rows += [(f"cause {cause.code}", cause.text), ("", left)]
+    return table(rows)
+
+
+def sides(**found: Side) -> Iterator[tuple[str, str]]:
+    """Yield a line about each trace, under the name by which it is passed."""
+    for label, side in found.items():
+        yield label, f"{side.path}: {side.ranks} ranks, {side.steps} steps, {side.ended}"
+
+
+def judged_table(boundaries: Iterable[Judged], findings: Iterable[Finding]) -> pandas.DataFrame:
+    """Return judged boundaries as a pandas table, in the order in which they were judged.
+
+    Columns are the fields of ``Where`` and of ``Judgement``; ``role`` is that of a finding, else empty. Step
+    -1 is ``init``. Raises ImportError where pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("a table needs pandas: pip install 'tensortrace[pandas]'") from error
+    roles = {finding.where: finding.role for finding in findings}
+    columns = (*Where.__struct_fields__, *Judgement.__struct_fields__)
+    rows = [
+        {name: getattr(judged.where, name) for name in Where.__struct_fields__}
+        | {name: getattr(judged.judgement, name) for name in Judgement.__struct_fields__}
+        | {"role": roles.get(judged.where, "")}
+        for judged in boundaries
+    ]
+    frame = pandas.DataFrame(rows, columns=[*columns, "role"])
+    frame["step"] = frame["step"].replace("init", -1).astype("int64")
+    frame["microbatch"] = frame["microbatch"].astype("Int64")
+    return frame

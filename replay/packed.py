@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tensortrace.diff.engine import CompareOptions, compare, compare_opened
+from tensortrace.diff.notebook import card, listing
 from tensortrace.diff.result import Outcome, Result, Side
 from tensortrace.replay.archive import CASE, SIDES, check_members, rules_name, unpack
 from tensortrace.replay.case import Asked, Case, Expected, decode_case, deviations, expected_of
@@ -42,6 +43,12 @@ class CaseReplay(Outcome, frozen=True, kw_only=True):
     def __bool__(self) -> bool:
         """Tell whether the verdict is the stated one."""
         return self.reproduced
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: whether it is as stated, and what its traces give."""
+        told = "reproduced: its traces give the stated verdict" if self else "not reproduced"
+        deviating = listing("deviations", self.deviations)
+        return card(told, deviating, self.outcome._repr_html_(), mark="good" if self else "bad")
 
     def to_json(self) -> bytes:
         """Return the outcome as JSON, UTF-8, as ``docs/pack.md`` describes it."""

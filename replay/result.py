@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from tensortrace.diff.result import Cause, Finding, Judged, Outcome, Power, Side, Where, flat
+from tensortrace.diff.notebook import card, listing, table
+from tensortrace.diff.result import (
+    Cause,
+    Finding,
+    Judged,
+    Outcome,
+    Power,
+    Side,
+    Where,
+    flat,
+    found_html,
+    judged_table,
+    sides,
+)
+from tensortrace.tracer.safe import safe
+
+if TYPE_CHECKING:
+    import pandas
 
 SCHEMA = "tensortrace.replay/1"
 
@@ -37,6 +55,13 @@ class Replay(Outcome, frozen=True, kw_only=True):
     ``replayed`` counts boundaries by kind, of which ``bitwise_equal`` hold the expected value bit by bit;
     ``recomputed`` counts activations that backward computed a second time. ``mismatches`` are in causal
     order. ``lost`` says what makes the replay incomplete.
+
+    >>> from tensortrace import replay
+    >>> result = replay.replay("a")
+    >>> bool(result), result
+    (True, <agrees: ...>)
+    >>> [str(finding.where) for finding in result]
+    []
     """
 
     schema: str = SCHEMA
@@ -60,6 +85,30 @@ class Replay(Outcome, frozen=True, kw_only=True):
     def __bool__(self) -> bool:
         """Tell whether everything agrees."""
         return self.verdict == "agrees"
+
+    def __iter__(self) -> Iterator[Finding]:
+        """Iterate over what does not agree, in causal order."""
+        return iter(self.mismatches)
+
+    def __repr__(self) -> str:
+        return f"<{self.verdict}: {safe(self.headline, limit=300)}>"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return ``boundaries`` as a table, one row each: see ``diff.result.judged_table``."""
+        return judged_table(self.boundaries, self.mismatches)
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: headline, cause, first mismatch, what was replayed."""
+        left = [f"{group.kind}, {group.count:,}: {group.reason}" for group in self.not_replayed]
+        replayed = f"{self.count:,} boundaries, {self.bitwise_equal:,} bitwise equal"
+        return card(
+            self.headline,
+            found_html(self.first_mismatch, self.causes),
+            table([("replayed", replayed), *sides(run=self.run)]),
+            listing("mismatches", [str(finding.where) for finding in self.mismatches]),
+            listing("lost", self.lost), listing("not replayed", left), listing("notes", self.notes),
+            mark={"agrees": "good", "mismatch": "bad"}.get(self.verdict, "open"),
+        )  # fmt: skip
 
     @property
     def count(self) -> int:

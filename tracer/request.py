@@ -43,7 +43,12 @@ def parse_request(
 
     Unlike in a recording, step 0 does not include ``init``: it is named if it is wanted.
     """
-    ranges = parse_steps(steps) if steps else ()
-    if "init" not in [part.strip() for part in steps.split(",")]:
-        ranges = tuple((max(first, 0), last) for first, last in ranges)
-    return Request(ranges, parse_kinds(kinds) if kinds else (), name, ranks)
+    return Request(asked_steps(steps) if steps else (), parse_kinds(kinds) if kinds else (), name, ranks)
+
+
+def asked_steps(text: str, *, option: str = "--step") -> tuple[tuple[int, int], ...]:
+    """Return the ranges of ``init,0-3`` as inclusive pairs: ``init`` only where it is named."""
+    ranges = parse_steps(text, option=option)
+    if "init" in [part.strip() for part in text.split(",")]:
+        return ranges
+    return tuple((max(first, 0), last) for first, last in ranges)
