@@ -7,20 +7,18 @@ from pathlib import Path
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.render.numbers import counted
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
 from tensortrace.tracer.reader import Trace, check
 
 
-@click.command("check")
+@click.command("check", cls=Command)
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("-q", "quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("-q", "--quiet", "quiet", is_flag=True, help="Print nothing; the exit code tells.")
 def command(trace: Path, *, quiet: bool) -> int:
-    """Verify every index line and every digest of TRACE, and list everything that is wrong.
-
-    Exit codes: 0 intact, 1 damaged or incomplete, 2 trouble.
-    """
+    """Verify every index line and every digest of TRACE, and list everything that is wrong."""
     problems = 0
     for problem in check(trace):
         problems += 1

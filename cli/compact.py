@@ -7,12 +7,13 @@ from typing import Literal, cast
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
 from tensortrace.tracer.compact import compact
 
 
-@click.command("compact")
+@click.command("compact", cls=Command)
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option(
     "--compress", type=click.Choice(["planes", "best"]), default="planes",
@@ -23,8 +24,6 @@ def command(trace: Path, *, compress: str) -> int:
 
     The new trace takes the old one's place once it is complete and every digest in it is verified. Until
     then the old one stays as it is; disk space for both is needed.
-
-    Exit codes: 0 done, 2 trouble.
     """
     before, after = compact(trace, compress=cast(Literal["planes", "best"], compress))
     saved = f"{100 * (1 - after / before):.0f} % less" if after < before else "nothing to gain"

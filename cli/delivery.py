@@ -27,8 +27,8 @@ _OPTIONS = (
     ),
     click.option("--json", "json_path", metavar="FILE", help="Write the result as JSON; - for stdout."),
     click.option("--force", is_flag=True, help="Replace FILE if it exists."),
-    click.option("-q", "detail", flag_value="quiet", type=str, help="Print the headline alone."),
-    click.option("-v", "detail", flag_value="verbose", type=str, help="Leave nothing out."),
+    click.option("-q", "--quiet", "detail", flag_value="quiet", type=str, help="Print the headline alone."),
+    click.option("-v", "--verbose", "detail", flag_value="verbose", type=str, help="Leave nothing out."),
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.comparing import TRACE, comparison_options
 from tensortrace.cli.delivery import Delivery, Form, deliver, delivery_options, requested
 from tensortrace.cli.formats.compared import of_comparison, of_resume
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tensortrace.diff.engine import CompareOptions
 
 
-@click.command("diff")
+@click.command("diff", cls=Command)
 @click.argument("a", type=TRACE)
 @click.argument("b", type=TRACE)
 @click.argument("resumed", type=TRACE, required=False, metavar="")
@@ -42,8 +43,6 @@ def command(
     """Compare trace B with the reference A and name the first boundary where they part.
 
     With --resume compare FULL with FIRST, which was saved, and with RESUMED, which went on from there.
-
-    Exit codes: 0 equivalent, 1 divergent or incomplete, 2 trouble.
     """
     from tensortrace.diff import engine  # the comparison needs what --help does not
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 import msgspec
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.render.safe import safe
 from tensortrace.tracer.environment import launch_environment, torch_flags
 from tensortrace.tracer.types import Environment
 
 
-@click.command("env")
+@click.command("env", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as a trace holds it.")
 def command(as_json: bool) -> int:
     """Print the versions, flags and variables that a recording started here would note.

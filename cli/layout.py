@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.render.numbers import counted
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
@@ -16,7 +17,7 @@ from tensortrace.tracer.reader import Trace
 PATH = click.Path(path_type=Path)
 
 
-@click.command("layout")
+@click.command("layout", cls=Command)
 @click.argument("traces", type=PATH, nargs=-1, required=True)
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", help="Where to write the layout of the last trace."
@@ -28,11 +29,7 @@ PATH = click.Path(path_type=Path)
 def command(traces: tuple[Path, ...], *, output: Path | None, checked: Path | None, force: bool) -> int:
     """Find where the ranks of trace B hold parts of the whole tensors of trace A, and write it to a file.
 
-    trace layout a/ b/ -o layout.toml; then: trace diff a/ b/ --layout layout.toml
-
     With --check FILE, say whether that layout fits trace B (and A's shapes, where A is given).
-
-    Exit codes: 0 every parameter has a rule, or the layout fits; 1 not so, or parts are swapped; 2 trouble.
     """
     if checked is not None:
         if output is not None or len(traces) > 2:

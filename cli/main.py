@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 import click
 
+from tensortrace.cli import manual
+from tensortrace.cli.command import Command
 from tensortrace.cli.machine import settle
 from tensortrace.tracer.errors import TraceError
+from tensortrace.tracer.nearest import meant, nearest
 
 COMMANDS: dict[str, str] = {
     "record": "Record every boundary of a training run.",
@@ -25,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "check": "Verify every digest and every index line of a trace.",
     "compact": "Compress a finished trace.",
     "env": "Print the environment that a recording would note.",
+    "completion": "Print the script that lets a shell complete these commands.",
 }
 """Every subcommand with its one line of help; its code is ``command`` in the module of that name."""
 
@@ -49,8 +53,18 @@ class LazyGroup(click.Group):
         if cmd_name in COMPUTING:
             settle()
         command = importlib.import_module(_module(cmd_name)).command
-        assert isinstance(command, click.Command), cmd_name
+        assert isinstance(command, Command), cmd_name
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the subcommand that comes first; of one that does not exist say what was meant."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            likely = meant(nearest(name, self.list_commands(ctx))) or "`trace --help` lists them"
+            raise click.UsageError(f"no command {name!r}; {likely}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of subcommands from their one-line help, without importing them."""
@@ -58,14 +72,15 @@ class LazyGroup(click.Group):
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write examples and exit codes."""
+        manual.write(formatter, "trace")
+
 
 @click.command("trace", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tensortrace", prog_name="trace")
 def group() -> None:
-    """Record PyTorch training runs and name the first boundary where two of them part.
-
-    Exit codes: 0 it holds, 1 it doesn't, 2 trouble; `trace record` exits with the command's own code.
-    """
+    """Record PyTorch training runs and name the first boundary where two of them part."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -81,6 +96,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return TROUBLE
+    except click.NoSuchOption as error:
+        likely = nearest(error.option_name, error.possibilities or ())
+        return _trouble(f"no option {error.option_name}; {meant(likely) or '--help lists them'}")
     except click.ClickException as error:
         return _trouble(error.format_message())
     except click.exceptions.Exit as stop:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.render.document import refuse_existing, write_text
 from tensortrace.cli.render.say import say
 from tensortrace.cli.render.status import Status
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 PATH = click.Path(path_type=Path)
 
 
-@click.command("pack")
+@click.command("pack", cls=Command)
 @click.argument("traces", type=PATH, nargs=-1, required=True, metavar="A [B]")
 @click.option(
     "-o", "--output", type=PATH, required=True, metavar="FILE", help="The archive, such as case.zip."
@@ -57,8 +58,6 @@ def command(
 
     It holds the part of the traces that gives the verdict, and a page that says what fails, on what, and how
     to see it. `trace replay FILE` gives the same verdict, with neither the training code nor the traces.
-
-    Exit codes: 0 packed, 2 trouble.
     """
     from tensortrace.cli.render.case import packed  # what --help does not need
     from tensortrace.replay.case import Asked

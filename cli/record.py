@@ -8,13 +8,14 @@ from typing import cast, get_args
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.render.live import Live, ending
 from tensortrace.tracer import launch
 from tensortrace.tracer.options import parse_start, resolve
 from tensortrace.tracer.settings import Compress
 
 
-@click.command("record", context_settings={"allow_interspersed_args": False})
+@click.command("record", cls=Command, context_settings={"allow_interspersed_args": False})
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the new trace."
 )
@@ -123,12 +124,7 @@ def command(
     init_from: Path | None, consistent_init: int | None, consistent_dropout: int | None,
     eager_attention: bool, pad_id: int | None, adversarial: bool, command: tuple[str, ...],
 ) -> int:  # fmt: skip
-    """Run COMMAND and record every boundary of its training on every rank.
-
-    trace record -o a/ -- torchrun --nproc-per-node 2 train.py
-
-    The exit code is COMMAND's own (128+n for signal n); 2 if it trained nothing that could be recorded.
-    """
+    """Run COMMAND and record every boundary of its training on every rank."""
     settings = resolve(
         output, steps=steps, kinds=kinds, include=include, exclude=exclude,
         zoom=zoom, zoom_steps=zoom_steps, level=level, full_at=full_at,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.delivery import Delivery, Form, deliver, delivery_options, requested
 from tensortrace.cli.machine import cores, given_environ
 from tensortrace.cli.render.document import refuse_existing, write_text
@@ -25,7 +26,7 @@ TRACE = click.Path(path_type=Path)
 FORCED = ("inputs", "activation_grads", "params", "reduced_grads")
 
 
-class Replaying(click.Command):
+class Replaying(Command):
     """A command whose ``--force`` alone replaces a file, and with a kind behind it says what to force."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -89,9 +90,6 @@ def command(
 
     trace replay TRACE -- COMMAND runs COMMAND live and gives each module what was recorded of it, so that
     every module's own error stands alone and all faulty ones are told.
-
-    Exit codes: 0 agrees, 1 a mismatch, or the trace is not whole, 2 trouble. Of a packed case: 0 its verdict
-    is the one that it states, 1 another, 2 trouble.
     """
     from tensortrace.cli.formats.replayed import of_replay  # what --help does not need
     from tensortrace.replay.engine import ReplayOptions, replay

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.contents import contents_of
 from tensortrace.cli.render import show
 from tensortrace.cli.render.document import refuse_existing, write_document
@@ -25,7 +26,7 @@ WHOLE = 8
 """Tensors that are shown in full; with ``--values`` always in full."""
 
 
-@click.command("show")
+@click.command("show", cls=Command)
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--step", "--steps", "steps", default="", metavar="init,0-3", help="Only these steps.")
 @click.option("--kind", "--kinds", "kinds", default="", metavar="K,…", help="Only these kinds.")

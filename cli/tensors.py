@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from tensortrace.cli.contents import SCHEMA, Contents, Shown, contents_of
 from tensortrace.tracer.codec_dtypes import size_bytes
 from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.nearest import meant
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.request import Request
@@ -79,10 +80,8 @@ class Found:
             (rank, entry) for rank in trace.ranks for entry in rank.entries if request.wants(rank.rank, entry)
         ]
         if request and not self.matches:
-            raise BadRequest(
-                f"no boundary of {trace.path} matches",
-                remedy=f"`trace show {trace.path}` says which steps, kinds and ranks there are",
-            )
+            likely = nothing_matches(trace, request)
+            raise BadRequest(f"no boundary of {trace.path} matches", remedy=likely)
         self.matches.sort(key=lambda match: (match[1].step, match[1].event, match[0].rank))
         self._events = {rank.rank: {entry.event: entry for entry in rank.entries} for rank in trace.ranks}
 
@@ -129,6 +128,12 @@ class Found:
     def _producers(self, rank: int, entry: Entry) -> tuple[Producer, ...]:
         found = (self._events[rank].get(event) for event in entry.producers)
         return tuple(Producer(each.event, each.kind, each.name, each.slot) for each in found if each)
+
+
+def nothing_matches(trace: Trace, request: Request) -> str:
+    """Return what a request that matches nothing may have meant, else how to see what there is."""
+    near = request.nearest_name(entry.name for rank in trace.ranks for entry in rank.entries)
+    return meant(near) or f"`trace show {trace.path}` says which steps, kinds and ranks there are"
 
 
 def document(trace: Trace, request: Request, *, with_values: bool) -> Document:

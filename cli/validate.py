@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.delivery import Form, deliver, delivery_options, requested
 from tensortrace.cli.machine import cores
 from tensortrace.cli.render.live import Live
@@ -18,7 +19,7 @@ from tensortrace.cli.render.validated import hints, render
 PLACE = click.Path(path_type=Path)
 
 
-@click.command("validate", context_settings={"allow_interspersed_args": False})
+@click.command("validate", cls=Command, context_settings={"allow_interspersed_args": False})
 @click.option("--base", required=True, metavar="REV", help="Commit that is known to be right.")
 @click.option(
     "--feature", metavar="REV", default="HEAD", show_default=True, help="Commit to hold against it."
@@ -76,11 +77,7 @@ def command(
 ) -> int:  # fmt: skip
     """Run COMMAND at the commit --base twice and at --feature once, recorded, and compare.
 
-    trace validate --base main -o /tmp/v -- torchrun --nproc-per-node 2 train.py
-
     Each runs in a checkout of its own: yours is not touched.
-
-    Exit codes: 0 equivalent, 1 not, 2 trouble, 130 interrupted.
     """
     from tensortrace.cli.formats.validated import of_validation  # what --help does not need
     from tensortrace.diff.engine import CompareOptions

@@ -42,6 +42,7 @@ from tensortrace.diff.unseen import unrecorded
 from tensortrace.diff.verdict import state_result
 from tensortrace.diff.weighing import only_weighing
 from tensortrace.tracer.errors import BadRequest, DamagedTrace
+from tensortrace.tracer.nearest import meant, nearest_to_glob
 from tensortrace.tracer.reader import Trace, check
 from tensortrace.tracer.reader_check import torn_ends
 from tensortrace.tracer.types import INIT_STEP, Kind
@@ -145,12 +146,14 @@ def compare_opened(
                 "nothing to compare", found="--kinds with operations alone, which are no boundaries",
                 remedy="diff without it: where a module diverges, the operations inside it are compared",
             )  # fmt: skip
+        names = {node.slot.name for node in execution.errors}
         if not execution.compared and not execution.gaps and narrowed:
+            likely = (meant(nearest_to_glob(glob, names)) for glob in options.include)
             raise BadRequest(
                 "nothing to compare", found="no boundary that --kinds, --include and --exclude all select",
-                remedy="list the names with `trace show`",
+                remedy=next(filter(None, likely), "list the names with `trace show`"),
             )  # fmt: skip
-        notes += _idle(options, {node.slot.name for node in execution.errors})
+        notes += _idle(options, names)
         result = state_result(
             execution,
             left,
@@ -414,7 +417,9 @@ def _idle(options: CompareOptions, names: set[str]) -> list[str]:
         ("--allow-missing", options.allow_missing),
     )
     return [
-        f"{option} {glob!r} fits no name of either run"
+        f"{option} {glob!r} fits no name of either run; {meant(nearest_to_glob(glob, names))}".removesuffix(
+            "; "
+        )
         for option, globs in told
         for glob in globs
         if not any(fnmatchcase(name, glob) for name in names)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.full_at import full_at as rules_of_report
+from tensortrace.tracer.nearest import meant, sibling
 from tensortrace.tracer.options_flight import parse_flight
 from tensortrace.tracer.selection import parse_promise
 from tensortrace.tracer.settings import Compress, Pressure, Settings, Start, parse_size
@@ -105,7 +106,7 @@ def parse_start(
             expected="one way to set parameters",
         )  # fmt: skip
     if init_from is not None and not init_from.is_dir():
-        raise BadRequest(f"option --init-from: {init_from}: no such folder")
+        raise BadRequest(f"option --init-from: {init_from}: no such folder", remedy=meant(sibling(init_from)))
     if eager_attention and dropout_seed is None:
         raise BadRequest("option --eager-attention", expected="--consistent-dropout beside it")
     if pad_id is not None and dropout_seed is None:

@@ -11,6 +11,7 @@ from typing import Self
 from tensortrace.tracer import layout
 from tensortrace.tracer.errors import BadRequest, DamagedTrace, TraceError
 from tensortrace.tracer.manifest import read_manifest
+from tensortrace.tracer.nearest import meant, sibling
 from tensortrace.tracer.reader_check import check_copies, check_rank
 from tensortrace.tracer.reader_copies import Copies
 from tensortrace.tracer.reader_index import OnDamage
@@ -93,7 +94,7 @@ def _rank_folders(root: Path) -> dict[int, tuple[int, Path]]:
     try:
         names = os.listdir(root)
     except FileNotFoundError as error:
-        raise BadRequest(f"{root}: no such folder") from error
+        raise BadRequest(f"{root}: no such folder", remedy=meant(sibling(root))) from error
     except NotADirectoryError as error:
         raise DamagedTrace(f"{root}: not a trace: a trace is a folder") from error
     except OSError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterable
 
+from tensortrace.tracer.nearest import nearest_to_glob
 from tensortrace.tracer.selection import parse_kinds, parse_steps
 from tensortrace.tracer.types import Boundary, Kind, Record
 
@@ -26,14 +28,22 @@ class Request(Record, frozen=True):
 
     def wants_key(self, kind: Kind, name: str) -> bool:
         """Tell whether a boundary of this kind and name is; a name is taken literally, then as a glob."""
-        return (not self.kinds or kind in self.kinds) and (
-            self.name is None or name == self.name or fnmatch.fnmatchcase(name, self.name)
-        )
+        return (not self.kinds or kind in self.kinds) and self._wants_name(name)
 
     def wants(self, rank: int, entry: Boundary) -> bool:
         """Tell whether the entry of this rank is asked for."""
         wanted = not self.ranks or rank in self.ranks
         return wanted and self.wants_step(entry.step) and self.wants_key(entry.kind, entry.name)
+
+    def nearest_name(self, names: Iterable[str]) -> str | None:
+        """Return the name that the one asked for is nearest to, None where it is none's or one's own."""
+        known = dict.fromkeys(names)
+        if self.name is None or any(map(self._wants_name, known)):
+            return None
+        return nearest_to_glob(self.name, known)
+
+    def _wants_name(self, name: str) -> bool:
+        return self.name is None or name == self.name or fnmatch.fnmatchcase(name, self.name)
 
 
 def parse_request(

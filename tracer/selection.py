@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.nearest import meant, nearest
 from tensortrace.tracer.types import INIT_STEP, Kind, Promise
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_LIKE_RANGE = re.compile(r"(\d+) *(?:-+|:|\.+|to|\N{EN DASH}) *(\d+)")
 
 
 class Selection:
@@ -88,8 +90,9 @@ def parse_kinds(text: str, *, option: str = "--kinds") -> tuple[Kind, ...]:
     names = {part.strip() for part in text.split(",")}
     if unknown := sorted(names - {kind.value for kind in Kind}):
         raise BadRequest(
-            f"option {option}", found=", ".join(map(repr, unknown)), expected=f"of {', '.join(Kind)}"
-        )
+            f"option {option}", found=", ".join(map(repr, unknown)), expected=f"of {', '.join(Kind)}",
+            remedy=meant(nearest(unknown[0], Kind)),
+        )  # fmt: skip
     return tuple(kind for kind in Kind if kind.value in names)
 
 
@@ -98,9 +101,21 @@ def _parse_range(part: str, option: str) -> tuple[int, int]:
         return INIT_STEP, INIT_STEP
     match = _RANGE.fullmatch(part)
     if match is None or int(match[2] or match[1]) < int(match[1]):
-        raise BadRequest(f"option {option}", found=repr(part), expected="steps such as init,0-3,100")
+        likely = meant(_likely_steps(part))
+        raise BadRequest(
+            f"option {option}", found=repr(part), expected="steps such as init,0-3,100", remedy=likely
+        )
     first = int(match[1])
     return first or INIT_STEP, int(match[2] or match[1])
+
+
+def _likely_steps(part: str) -> str | None:
+    """Return the range that one written otherwise means: ``0..3``, ``0:3``, ``3-0``."""
+    match = _LIKE_RANGE.fullmatch(part)
+    if match is None:
+        return nearest(part, ("init",))
+    first, last = sorted((int(match[1]), int(match[2])))
+    return f"{first}-{last}"
 
 
 def _name_test(promise: Promise) -> Callable[[str], bool]:

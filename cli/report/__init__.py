@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.comparing import TRACE, comparison_options
 from tensortrace.cli.machine import cores
 from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document, write_text
@@ -16,7 +17,7 @@ from tensortrace.cli.render.say import say
 from tensortrace.tracer.selection import parse_kinds
 
 
-@click.command("report")
+@click.command("report", cls=Command)
 @click.argument("a", type=TRACE)
 @click.argument("b", type=TRACE, required=False)
 @click.option("-o", "--output", required=True, metavar="FILE", help="Write this HTML file; - for stdout.")
@@ -30,10 +31,7 @@ def command(
     expect: tuple[str, ...], layout_a: Path | None, layout_b: Path | None, jobs: int | None,
     json_path: str | None, force: bool,
 ) -> None:  # fmt: skip
-    """Write a report of trace B against the reference A, or of A alone, that a browser opens without network.
-
-    Exit codes: 0 written, whatever the verdict; 2 trouble.
-    """
+    """Write a report of trace B against A, or of A alone, that a browser opens without network."""
     from tensortrace.cli.report import making
     from tensortrace.diff.engine import CompareOptions
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from tensortrace.diff.plan.comparison import Comparison, OneSided
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.stream import Streamed
 from tensortrace.diff.tolerance import Error, Measured, judge_model, measure_peak
+from tensortrace.tracer.nearest import nearest
 
 EXACT = 1e-12
 """Relative error by which a setting may miss the declared factor: a few roundings in float64."""
@@ -95,7 +95,7 @@ class Ledger:
             (rule.names, {slot.name for slot in slots}),
             (rule.slots, {slot.slot for slot in slots}),
         ):
-            if near := [v for g in globs for v in difflib.get_close_matches(g, sorted(values), 1)]:
+            if near := [found for glob in globs if (found := nearest(glob, sorted(values)))]:
                 return near[0] if near[0] not in globs else ""
         return ""
 

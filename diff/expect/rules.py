@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -20,6 +19,7 @@ from msgspec import Struct
 
 from tensortrace.diff.catalog import Slot
 from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.nearest import meant, nearest
 from tensortrace.tracer.selection import parse_steps
 from tensortrace.tracer.types import Kind
 
@@ -211,10 +211,9 @@ def _kinds(place: str, fields: Fields) -> frozenset[Kind]:
         return frozenset(Kind)
     known = [kind.value for kind in Kind]
     if unknown := next((name for name in names if name not in known), None):
-        likely = difflib.get_close_matches(unknown, known, 1)
-        meant = f"did you mean {likely[0]}?" if likely else "write * for any"
+        likely = meant(nearest(unknown, known)) or "write * for any"
         raise BadRequest(
-            f"{place}: kind", found=repr(unknown), expected=f"of {', '.join(known)}", remedy=meant
+            f"{place}: kind", found=repr(unknown), expected=f"of {', '.join(known)}", remedy=likely
         )
     return frozenset(Kind(name) for name in names)
 

@@ -13,7 +13,7 @@ LAYERS = """
     tracer.errors
   < tracer.types
   < tracer.explicit | tracer.safe | tracer.layout | tracer.notices | tracer.masking
-    | tracer.copies | tracer.codec_dtypes
+    | tracer.copies | tracer.codec_dtypes | tracer.nearest
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
     | tracer.settings | tracer.environment | tracer.module_settings
   < tracer.geometry | tracer.levels | tracer.identities | tracer.full_at | tracer.replicas

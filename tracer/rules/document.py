@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from tensortrace.tracer.errors import TraceError
+from tensortrace.tracer.nearest import meant, sibling
 from tensortrace.tracer.rules.names import BadName, Rename, check_template, compile_glob, match_glob
 from tensortrace.tracer.rules.pattern import BadPattern, Pattern, leaves, parse_pattern
 from tensortrace.tracer.types import Kind
@@ -101,7 +102,8 @@ def read_text(path: Path) -> bytes:
         with path.open("rb") as file:
             raw = file.read(LARGEST_BYTES + 1)
     except OSError as error:
-        raise LayoutFileError(f"{path}: cannot be read: {error.strerror}") from error
+        near = None if path.exists() else sibling(path)
+        raise LayoutFileError(f"{path}: cannot be read: {error.strerror}", remedy=meant(near)) from error
     if len(raw) > LARGEST_BYTES:
         raise LayoutFileError(f"{path}", found="more than 16 MiB", expected="a layout file")
     return raw
