@@ -417,10 +417,9 @@ def _idle(options: CompareOptions, names: set[str]) -> list[str]:
         ("--allow-missing", options.allow_missing),
     )
     return [
-        f"{option} {glob!r} fits no name of either run; {meant(nearest_to_glob(glob, names))}".removesuffix(
-            "; "
-        )
+        f"{option} {glob!r} fits no name of either run" + (f"; {likely}" if likely else "")
         for option, globs in told
         for glob in globs
         if not any(fnmatchcase(name, glob) for name in names)
+        for likely in [meant(nearest_to_glob(glob, names))]
     ]
