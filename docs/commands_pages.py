@@ -1,0 +1,111 @@
+"""Writes a page for each command of ``trace`` from its click command, into docs/commands, as Sphinx begins.
+
+The help of a command is text in which stars and bars are themselves; so is it here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from sphinx.application import Sphinx
+
+from tensortrace.cli.main import COMMANDS, group
+
+FOLDER = "commands"
+MARKUP = re.compile(r"([\\*_{}\[\]<>|#$~])")
+PAGE = re.compile(r"docs/(\w+\.md)")
+EXAMPLE = ("trace ", "python ")
+"""How a paragraph of a help begins that is a command line, or a sentence."""
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its name, ``index`` and one for each command."""
+    context = click.Context(group, info_name="trace")
+    found = {
+        name: command_page(name, group.get_command(context, name)) for name in group.list_commands(context)
+    }
+    return {"index": index(list(found)), **found}
+
+
+def index(names: list[str]) -> str:
+    """Return the page that lists the commands."""
+    rows = "".join(f"| [`trace {name}`]({name}.md) | {plain(COMMANDS[name])} |\n" for name in names)
+    entries = "".join(f"trace {name} <{name}>\n" for name in names)
+    return "\n".join(
+        [
+            "# Commands\n",
+            *paragraphs(inspect.cleandoc(group.help or "")),
+            f"| command | |\n|---|---|\n{rows}",
+            f"Written from `trace COMMAND --help` of version {version()}.\n",
+            f"```{{toctree}}\n:hidden:\n\n{entries}```\n",
+        ]
+    )
+
+
+def version() -> str:
+    """Return the version that is installed."""
+    return importlib.metadata.version("tensortrace")
+
+
+def command_page(name: str, command: click.Command | None) -> str:
+    """Return the page of one command: what it does, how it is called, its options."""
+    assert command is not None, name
+    context = click.Context(command, info_name=f"trace {name}")
+    usage = " ".join([f"trace {name}", *command.collect_usage_pieces(context)])
+    options = [option for option in command.get_params(context) if isinstance(option, click.Option)]
+    return "\n".join(
+        [
+            f"# trace {name}\n",
+            f"```text\n{usage}\n```\n",
+            *paragraphs(command.help or ""),
+            "## Options\n",
+            *(entry for option in options for entry in described(option, context)),
+        ]
+    )
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Yield a help's paragraphs as Markdown, command lines as such."""
+    for paragraph in text.replace("\b", "").split("\n\n"):
+        line = " ".join(paragraph.split())
+        shown = line.startswith(EXAMPLE) and not line.endswith(".")
+        yield f"```sh\n{line}\n```\n" if shown else f"{plain(line)}\n"
+
+
+def described(option: click.Option, context: click.Context) -> Iterator[str]:
+    """Yield an option as an entry of a definition list."""
+    if record := option.get_help_record(context):
+        term, text = record
+        yield f"`{term}`\n: {plain(text)}\n"
+
+
+def plain(text: str) -> str:
+    """Return text of which Markdown leaves every character as it is, but for what is between backticks."""
+    pieces = text.split("`")
+    marked = "`".join(piece if n % 2 else MARKUP.sub(r"\\\1", piece) for n, piece in enumerate(pieces))
+    return PAGE.sub(r"[\g<0>](../\1)", marked)
+
+
+def write(app: Sphinx) -> None:
+    """Write the pages that have changed, and remove those of commands that are gone."""
+    folder = Path(app.srcdir) / FOLDER
+    folder.mkdir(exist_ok=True)
+    texts = {f"{name}.md": text for name, text in pages().items()}
+    for old in folder.glob("*.md"):
+        if old.name not in texts:
+            old.unlink()
+    for name, text in texts.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Have the pages written before Sphinx looks for sources."""
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
