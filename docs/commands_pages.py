@@ -26,10 +26,9 @@ EXAMPLE = ("trace ", "python ")
 def pages() -> dict[str, str]:
     """Return the text of each page by its name, ``index`` and one for each command."""
     context = click.Context(group, info_name="trace")
-    found = {
-        name: command_page(name, group.get_command(context, name)) for name in group.list_commands(context)
-    }
-    return {"index": index(list(found)), **found}
+    names = group.list_commands(context)
+    found = {name: command_page(name, group.get_command(context, name)) for name in names}
+    return {"index": index(names), **found}
 
 
 def index(names: list[str]) -> str:

@@ -3,24 +3,31 @@
     python -m docs.generate                    record what the pages need and rewrite their outputs
     python -m docs.generate --check            change nothing; exit 1 where one is out of date
     python -m docs.generate --only 'value.*'   some outputs: globs on commands, cases and causes
+    python -m docs.generate --jobs 2           two at a time; by default as many as there are cores
 
 A page marks an output with what makes it, ``<!-- output of: trace diff runs/one runs/two -->``, above a
 block of text; the traces are recorded with the page's own ``trace record`` commands. ``<!-- output of: zoo
-NAME -->`` stands for the headline and the cause that the diff of a planted mistake of tests/zoo says. Numbers
-vary a little between machines: ``--check`` compares the words. Run it from the repository's folder, where
-tensortrace is installed.
+NAME -->`` stands for the headline and the cause that the diff of a planted mistake of tests/zoo says. What
+several pages show is made once. Numbers vary a little between machines: ``--check`` compares the words.
+Run it from the repository's folder, where tensortrace is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from tensortrace.cli.render.text import render
@@ -33,11 +40,35 @@ from tests.zoo.recording import Broken, Recordings
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = re.compile(r"<!-- output of: (?P<command>.+?) -->\n```text\n(?P<shown>.*?)```\n", re.DOTALL)
 SECTION = re.compile(r"^### (\S+)$", re.MULTILINE)
+CASE = "zoo "
 NUMBER = re.compile(r"[-+]?\d[\d,.]*(e[-+]?\d+)?")
 
 
 class Stale(Exception):
     """An output that could not be made as the page claims."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An output as a page shows it, under the cause that the section is about."""
+
+    path: Path
+    command: str
+    section: str
+    text: str
+
+    @property
+    def made_by(self) -> tuple[str, str]:
+        """What equal outputs have in common: a case must also name the cause of its section."""
+        return self.command, self.section if self.command.startswith(CASE) else ""
+
+
+@dataclass(frozen=True)
+class Made:
+    """An output as it is now, or why there is none."""
+
+    text: str
+    problem: str
 
 
 class Runs:
@@ -46,18 +77,17 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.zoo = Recordings(folder, fork=True)
-        if not (folder / "examples").exists():
+        with contextlib.suppress(FileExistsError):  # another job was quicker
             (folder / "examples").symlink_to(ROOT / "examples")
 
-    def output(self, command: str, page: str, section: str) -> str:
+    def output(self, shown: Shown) -> str:
         """Return what a command or a case of the zoo says."""
-        if command.startswith("zoo "):
-            return self._of_case(command.removeprefix("zoo "), section)
-        words = shlex.split(command)
-        for trace in (word for word in words if word.startswith("runs/")):
+        if shown.command.startswith(CASE):
+            return self._of_case(shown.command.removeprefix(CASE), shown.section)
+        for trace in (word for word in shlex.split(shown.command) if word.startswith("runs/")):
             if not (self.folder / trace).exists():
-                self._run(_recording(page, trace))
-        return self._run(command)
+                self._run(_recording(shown.path.read_text(encoding="utf-8"), trace))
+        return self._run(shown.command)
 
     def _run(self, command: str) -> str:
         variables = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
@@ -107,30 +137,69 @@ def words(text: str) -> str:
     return " ".join(NUMBER.sub("#", text).split())
 
 
-def rewrite(path: Path, runs: Runs, options: argparse.Namespace) -> list[str]:
-    """Write a page's outputs as they are now, each as it comes; return what is wrong or has changed."""
+def outputs_of(path: Path) -> list[Shown]:
+    """Return the outputs that a page shows, in their order."""
     page = path.read_text(encoding="utf-8")
-    problems = []
-    for match in OUTPUT.finditer(page):
-        command, section = match["command"], (SECTION.findall(page[: match.start()]) or [""])[-1]
-        if options.only and not any(
-            fnmatchcase(n, glob) for n in (command, section) for glob in options.only
-        ):
-            continue
-        if options.missing and match["shown"]:
-            continue
-        print(f"{path.name}: {section} {command}", file=sys.stderr, flush=True)
+    return [
+        Shown(path, match["command"], (SECTION.findall(page[: match.start()]) or [""])[-1], match["shown"])
+        for match in OUTPUT.finditer(page)
+    ]
+
+
+def selected(shown: Shown, options: argparse.Namespace) -> bool:
+    """Tell whether the options ask for an output."""
+    named = any(fnmatchcase(name, glob) for name in (shown.command, shown.section) for glob in options.only)
+    return (named or not options.only) and not (options.missing and shown.text)
+
+
+def make(folder: Path, wanted: Sequence[Shown]) -> list[Made]:
+    """Make some outputs one after the other; runs in a process of its own."""
+    runs, made = Runs(folder), []
+    for shown in wanted:
+        print(f"{shown.path.name}: {shown.section} {shown.command}", file=sys.stderr, flush=True)
         try:
-            now = runs.output(command, page, section)
+            made.append(Made(runs.output(shown), ""))
         except Stale as error:
-            problems.append(f"{path.name}: {error}")
+            made.append(Made("", f"{shown.path.name}: {error}"))
+    return made
+
+
+def make_all(folder: Path, wanted: Sequence[Shown], jobs: int) -> Iterator[tuple[Shown, Made]]:
+    """Yield each output as it is now, ``jobs`` at a time; commands share recordings, so they are one job."""
+    cases = [shown for shown in wanted if shown.command.startswith(CASE)]
+    commands = [shown for shown in wanted if shown not in cases]
+    work = [group for group in (commands, *([case] for case in cases)) if group]
+    if cases:
+        from tests.zoo import forking  # noqa: F401 - imports torch once, before the processes part
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+        for group, made in zip(work, pool.map(partial(make, folder), work), strict=True):
+            yield from zip(group, made, strict=True)
+
+
+def write(shown: Shown, now: str) -> None:
+    """Put an output in its place; the page may have been edited meanwhile."""
+    block = f"<!-- output of: {shown.command} -->\n```text\n"
+    text = shown.path.read_text(encoding="utf-8").replace(block + shown.text, block + now)
+    shown.path.write_text(text, encoding="utf-8")
+
+
+def rewrite(folder: Path, options: argparse.Namespace) -> list[str]:
+    """Write the pages' outputs as they are now, each as it comes; return what is wrong or has changed."""
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    everywhere = [shown for page in pages for shown in outputs_of(page) if selected(shown, options)]
+    once: dict[tuple[str, str], Shown] = {}
+    for shown in everywhere:
+        once.setdefault(shown.made_by, shown)
+    problems = []
+    for made_for, now in make_all(folder, list(once.values()), options.jobs):
+        if now.problem:
+            problems.append(now.problem)
             continue
-        if words(now) != words(match["shown"]):
-            problems.append(f"{path.name}: the output of {command} has changed")
-        if not options.check and now != match["shown"]:  # the page may have been edited meanwhile
-            block = f"<!-- output of: {command} -->\n```text\n"
-            text = path.read_text(encoding="utf-8").replace(block + match["shown"], block + now)
-            path.write_text(text, encoding="utf-8")
+        for shown in (shown for shown in everywhere if shown.made_by == made_for.made_by):
+            if words(now.text) != words(shown.text):
+                problems.append(f"{shown.path.name}: the output of {shown.command} has changed")
+            if not options.check and now.text != shown.text:
+                write(shown, now.text)
     return problems
 
 
@@ -144,14 +213,15 @@ def main() -> int:
         "--only", action="append", default=[], metavar="GLOB", help="some outputs; repeatable"
     )
     parser.add_argument("--missing", action="store_true", help="only outputs of which a page shows nothing")
+    parser.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="how many at a time"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep traces, and use those kept there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep.resolve() if options.keep else Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        runs = Runs(folder)
-        pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-        problems = [problem for page in pages for problem in rewrite(page, runs, options)]
+        problems = rewrite(folder, options)
     for problem in problems:
         print(problem)
     changed = [problem for problem in problems if problem.endswith("has changed")]

@@ -6,6 +6,7 @@ process of its own, as under torchrun. The process that forks may have one threa
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import signal
@@ -25,6 +26,9 @@ import torch.distributed.tensor.parallel  # noqa: F401 - all imported here once,
 from tensortrace import tracer
 from tensortrace.cli.main import run as trace
 from tensortrace.diff import engine  # noqa: F401
+
+gc.collect()
+gc.freeze()  # recordings look through what the collector tracks: not through half a million objects of ours
 
 GRACE_S = 3.0
 """How long other ranks have, once one has failed, to tell their own errors."""
