@@ -10,11 +10,14 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from sphinx.application import Sphinx
 
 from tensortrace.cli.main import COMMANDS, group
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 FOLDER = "commands"
 MARKUP = re.compile(r"([\\*_{}\[\]<>|#$~])")
