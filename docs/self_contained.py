@@ -1,7 +1,7 @@
 """Check that a built site needs nothing but its own files: ``python -m docs.self_contained docs/_build``.
 
-What a page loads (scripts, styles, images, fonts) must lie in the folder, and so must what it links to, but for
-addresses, which are followed only if somebody clicks on them. Exits with 1 and a line for each complaint.
+What a page loads (scripts, styles, images, fonts) must lie in the folder, and so must what it links to, but
+for addresses, which are followed only if somebody clicks on them. Exits with 1 and a line for each complaint.
 """
 
 from __future__ import annotations
