@@ -10,6 +10,8 @@ import click
 
 TRACE = click.Path(path_type=Path)
 
+RESUME_HELP = "Compare FULL FIRST RESUMED: a run, one that was saved, and one that went on from there."
+
 _NAMES: dict[str, Any] = {"multiple": True, "metavar": "GLOB"}
 _OPTIONS = (
     click.option(
@@ -34,3 +36,11 @@ def comparison_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def require_resumed(resumed: Path | None, *, asked: bool) -> None:
+    """Refuse a third trace without ``--resume``, and that without a third trace."""
+    if asked and resumed is None:
+        raise click.UsageError("--resume takes three traces: FULL FIRST RESUMED")
+    if resumed is not None and not asked:
+        raise click.UsageError(f"unexpected third trace {resumed}: three are for --resume")

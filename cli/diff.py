@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tensortrace.cli.command import Command
-from tensortrace.cli.comparing import TRACE, comparison_options
+from tensortrace.cli.comparing import RESUME_HELP, TRACE, comparison_options, require_resumed
 from tensortrace.cli.delivery import Delivery, Form, deliver, delivery_options, requested
 from tensortrace.cli.formats.compared import of_comparison, of_resume
 from tensortrace.cli.machine import cores
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 @click.argument("a", type=TRACE)
 @click.argument("b", type=TRACE)
 @click.argument("resumed", type=TRACE, required=False, metavar="")
-@click.option(
-    "--resume", is_flag=True,
-    help="Compare FULL FIRST RESUMED: a run, one that was saved, and one that went on from there.",
-)  # fmt: skip
+@click.option("--resume", is_flag=True, help=RESUME_HELP)
 @comparison_options
 @click.option("--verify", is_flag=True, help="Read and check every byte of the traces first.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads; by default all cores it may use.")
@@ -46,12 +43,7 @@ def command(
     """
     from tensortrace.diff import engine  # the comparison needs what --help does not
 
-    if resume != (resumed is not None):
-        raise click.UsageError(
-            "--resume takes three traces: FULL FIRST RESUMED"
-            if resume
-            else f"unexpected third trace {resumed}: three are for --resume"
-        )
+    require_resumed(resumed, asked=resume)
     if exact and floor:
         raise click.UsageError("--exact and --floor are two policies: give one of them")
     asked = requested(form, json_path, detail, force=force)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from tensortrace.diff.align import starts_from
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.engine import CompareOptions, Progress, compare
+from tensortrace.diff.examined import Examined
 from tensortrace.diff.relaid import laid_out
 from tensortrace.diff.result import Outcome, Result, Verdict
 from tensortrace.tracer.errors import BadRequest
@@ -47,21 +49,22 @@ class ResumeResult(Outcome, frozen=True, kw_only=True):
 
 def compare_resumed(
     full: Path, first: Path, resumed: Path, *, options: CompareOptions | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, look: Callable[[Examined], None] | None = None,
 ) -> ResumeResult:  # fmt: skip
     """Compare an uninterrupted run with one that was saved (``first``) and one that went on (``resumed``).
 
     The resumed run begins at the step after the last one that was saved: the latest step of the first run
     whose state it starts from, else the one after all of it. ``options.align`` says it in their place.
+    ``look`` is called with each comparison, that with the saved run first, while its traces are open.
     Raises as ``compare`` does, and BadRequest where the first run has steps that the full one lacks.
     """
     options = options or CompareOptions()
     offset, last, notes = _offset(full, first, resumed, options)
     saved = msgspec.structs.replace(options, align=None, layout_b=None, until=last)
-    before = compare(full, first, options=saved, progress=progress)
+    before = compare(full, first, options=saved, progress=progress, look=look)
     after = compare(
         full, resumed, options=msgspec.structs.replace(options, align=f"b:{offset[1]}=a:{offset[0]}"),
-        progress=progress,
+        progress=progress, look=look,
     )  # fmt: skip
     verdict, headline = _outcome(before, after, offset[0])
     return ResumeResult(

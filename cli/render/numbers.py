@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 _SMALL, _LARGE, _WHOLE = 1e-3, 1e4, 1e5
+_COUNTED = 1e6
 
 
 def number(value: float | None) -> str:
@@ -21,6 +22,13 @@ def number(value: float | None) -> str:
         return f"{value:.4g}"
     mantissa, exponent = f"{value:.3e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def times(value: float | None) -> str:
+    """Return a ratio with four significant digits: below a million its thousands are set apart."""
+    if value is not None and _WHOLE / 100 <= abs(value) < _COUNTED:
+        return f"{float(f'{value:.4g}'):,.0f}"
+    return number(value)
 
 
 def exactly(value: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tensortrace.cli.command import Command
-from tensortrace.cli.comparing import TRACE, comparison_options
+from tensortrace.cli.comparing import RESUME_HELP, TRACE, comparison_options, require_resumed
 from tensortrace.cli.machine import cores
 from tensortrace.cli.render.document import STDOUT, refuse_existing, write_document, write_text
 from tensortrace.cli.render.progress import Progress
@@ -20,21 +20,28 @@ from tensortrace.tracer.selection import parse_kinds
 @click.command("report", cls=Command)
 @click.argument("a", type=TRACE)
 @click.argument("b", type=TRACE, required=False)
+@click.argument("resumed", type=TRACE, required=False, metavar="")
+@click.option("--resume", is_flag=True, help=RESUME_HELP)
 @click.option("-o", "--output", required=True, metavar="FILE", help="Write this HTML file; - for stdout.")
 @comparison_options
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads; by default all cores it may use.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the comparison's result as JSON, too.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 def command(
-    a: Path, b: Path | None, *, output: str, floor: tuple[Path, ...], exact: bool, kinds: str,
+    a: Path, b: Path | None, resumed: Path | None, *, resume: bool, output: str,
+    floor: tuple[Path, ...], exact: bool, kinds: str,
     include: tuple[str, ...], exclude: tuple[str, ...], allow_missing: tuple[str, ...], align: str | None,
     expect: tuple[str, ...], layout_a: Path | None, layout_b: Path | None, jobs: int | None,
     json_path: str | None, force: bool,
 ) -> None:  # fmt: skip
-    """Write a report of trace B against A, or of A alone, that a browser opens without network."""
+    """Write a report of trace B against A, or of A alone, that a browser opens without network.
+
+    With --resume it is about FULL, FIRST, which was saved, and RESUMED, which went on from there.
+    """
     from tensortrace.cli.report import making
     from tensortrace.diff.engine import CompareOptions
 
+    require_resumed(resumed, asked=resume)
     if exact and floor:
         raise click.UsageError("--exact and --floor are two policies: give one of them")
     compared = (floor, exact, kinds, include, exclude, allow_missing, align, expect, layout_b, json_path)
@@ -48,7 +55,11 @@ def command(
         layout_a=layout_a, layout_b=layout_b, expect=expect, jobs=jobs or cores(),
     )  # fmt: skip
     with Progress(sys.stderr) as progress:
-        made = making.make(a, b, options, output, progress.tell if progress.shown else None)
+        tell = progress.tell if progress.shown else None
+        if b is not None and resumed is not None:
+            made = making.make_resumed(a, b, resumed, options, output, tell)
+        else:
+            made = making.make(a, b, options, output, tell)
     write_text(made.html, output)
     if made.result is not None and json_path is not None:
         write_document(made.result, json_path)

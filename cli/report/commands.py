@@ -12,6 +12,8 @@ from tensortrace.cli.render.safe import safe
 from tensortrace.tracer.types import Promise
 
 LONG = 2000
+NEXT = "next: "
+"""What begins a hint that is a command."""
 
 
 class Command(NamedTuple):
@@ -21,22 +23,28 @@ class Command(NamedTuple):
     line: str
 
 
-def commands(contents: Sequence[Contents], options: Sequence[str], output: str) -> list[Command]:
-    """Return how the traces were recorded, compared, and made into this page.
+def commands(
+    contents: Sequence[Contents], options: Sequence[str], output: str, *, hints: Sequence[str] = ()
+) -> list[Command]:
+    """Return how the traces were recorded, compared, and made into this page, then what to run next.
 
-    ``options`` are those of the comparison, as they were given.
+    ``options`` are those of the comparison, as they were given; three traces are those of a resume check.
     """
+    names = ("the full run", "the run that was saved", "the resumed run") if len(contents) == 3 else "ab"
     found = [
         Command(f"Record {name}", _join(["trace", "record", "-o", each.path, *recorded(each.promise), "--"],
                                         each.run.command if each.run else ()))
-        for name, each in zip("ab", contents, strict=False)
+        for name, each in zip(names, contents, strict=False)
     ]  # fmt: skip
-    paths = [each.path for each in contents]
-    if len(paths) == 2:
-        diff = ["trace", "diff", *paths, *options]
+    if len(contents) == 1:
+        found[0] = found[0]._replace(purpose="Record it")
+    given = [*(["--resume"] if len(contents) == 3 else []), *(each.path for each in contents), *options]
+    if len(contents) > 1:
+        diff = ["trace", "diff", *given]
         found.append(Command("Compare them", _join(diff)))
         found.append(Command("Every number as JSON", _join([*diff, "--json", "diff.json"])))
-    found.append(Command("This page", _join(["trace", "report", *paths, *options, "-o", output])))
+    found.append(Command("This page", _join(["trace", "report", *given, "-o", output])))
+    found.extend(Command("See more", hint.removeprefix(NEXT)) for hint in hints if hint.startswith(NEXT))
     return found
 
 

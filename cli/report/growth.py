@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from tensortrace.cli.render import words
-from tensortrace.cli.render.numbers import number
-from tensortrace.cli.report.chart import Chart, Line, chart
+from tensortrace.cli.render.safe import safe
+from tensortrace.cli.report.chart import Chart, Line, Point, chart
+from tensortrace.cli.report.ladder import Rung, causal_order, rung_of
 from tensortrace.diff.result import Finding, StepLabel
 from tensortrace.diff.survey import Surveyed
 from tensortrace.diff.verdict import where
 from tensortrace.tracer.types import Kind
 
-Points = list[tuple[float, float | None, str]]
+BLOCK = 18
+"""Characters of a block's name below a chart."""
 
 
 def growth(surveyed: Sequence[Surveyed], first: Finding | None) -> list[Chart]:
@@ -33,16 +36,16 @@ def growth(surveyed: Sequence[Surveyed], first: Finding | None) -> list[Chart]:
 def _chart(
     title: str, surveyed: Sequence[Surveyed], kind: Kind, steps: Sequence[int], microbatch: int | None
 ) -> Chart | None:
-    lines: list[Line] = []
-    for number_, step in enumerate(steps):
-        found = _of_step(surveyed, kind, step, microbatch)
-        style = ("b", "later")[number_]
-        lines.append(Line(f"error, {words.step(_label(step))}", style, _points(found, "error")))
-        if number_ == 0:
-            lines.insert(0, Line("allowed", "allowed", _points(found, "allowed")))
+    passes = [_of_step(surveyed, kind, step, microbatch) for step in steps]
+    order = causal_order([each.node for found in passes for each in found])
+    lines = [Line("allowed", "allowed", _points(order, passes[0], "allowed"))]
+    for style, step, found in zip(("b", "later"), steps, passes, strict=False):
+        lines.append(Line(f"error, {words.step(_label(step))}", style, _points(order, found, "error")))
+    if not any(point.y for line in lines[1:] for point in line.points):
+        return None  # all is equal
     return chart(
-        title, lines, log=True, x_title="modules in causal order",
-        note="relative error on a log scale; what is equal lies on the floor",
+        title, lines, log=True, x_title="modules in causal order", x_ticks=_blocks(order),
+        note="relative error on a log scale; what is equal lies at 0",
     )  # fmt: skip
 
 
@@ -65,11 +68,34 @@ def _of_step(surveyed: Sequence[Surveyed], kind: Kind, step: int, microbatch: in
     return [each for each in found if each.node.microbatch == wanted]
 
 
-def _points(found: Sequence[Surveyed], what: str) -> Points:
-    points: Points = []
-    for place, each in enumerate(found):
-        value: float | None = getattr(each.judgement, what) if each.judgement else None
-        if each.state == "equal" and what == "error":
-            value = 0.0
-        points.append((place, value, f"{words.key(where(each.node))}: {number(value)}"))
-    return points
+def _points(order: Sequence[Rung], found: Sequence[Surveyed], what: str) -> list[Point]:
+    """Return a point for each rung, without a value where this step has none."""
+    of_rung = {rung_of(each.node): each for each in found}
+    return [_point(place, of_rung.get(rung), what) for place, rung in enumerate(order)]
+
+
+def _point(place: int, each: Surveyed | None, what: str) -> Point:
+    if each is None:
+        return Point(place, None)
+    value: float | None = getattr(each.judgement, what) if each.judgement else None
+    if each.state == "equal" and what == "error":
+        value = 0.0
+    at = where(each.node)
+    return Point(place, value, words.key(at), at)
+
+
+def _blocks(order: Sequence[Rung]) -> list[tuple[float, str]]:
+    """Return the middle and the name of each block of the network, the longest first."""
+    blocks: list[tuple[int, float, str]] = []
+    for name, places in groupby(enumerate(order), lambda each: _block(each[1][3])):
+        found = [place for place, _ in places]
+        blocks.append((len(found), (found[0] + found[-1]) / 2, name))
+    blocks.sort(key=lambda block: -block[0])
+    return [(middle, name) for _, middle, name in blocks if not name.startswith("(")]
+
+
+def _block(module: str) -> str:
+    """Return ``blocks.3`` of ``blocks.3.mlp.up``: up to the first number, else the first word."""
+    parts = module.split(".")
+    number = next((n for n, part in enumerate(parts) if part.isdecimal()), 0)
+    return safe(".".join(parts[: number + 1]), limit=BLOCK)

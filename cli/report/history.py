@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tensortrace.cli.render.numbers import number
 from tensortrace.cli.render.safe import safe
-from tensortrace.cli.report.chart import Chart, Line, chart
+from tensortrace.cli.report.chart import Chart, Line, Point, chart
 from tensortrace.diff.series import Series
 
 MOST_CHARTS = 12
@@ -81,12 +81,12 @@ def _note(numbers: Numbers) -> str:
 
 
 def _chart(numbers: Numbers, steps: Sequence[int], *, both: bool) -> Chart | None:
-    def points(values: Sequence[float | None], run: str) -> list[tuple[float, float | None, str]]:
-        return [(s, v, f"{run}, step {s}: {number(v)}") for s, v in zip(steps, values, strict=True)]
+    def points(values: Sequence[float | None]) -> list[Point]:
+        return [Point(s, v, f"step {s}") for s, v in zip(steps, values, strict=True)]
 
-    lines = [Line("a", "a", points(numbers.a, "a"))]
+    lines = [Line("a", "a", points(numbers.a))]
     if both:
-        lines.append(Line("b", "b", points(numbers.b, "b")))
+        lines.append(Line("b", "b", points(numbers.b)))
     ends = {steps[0], steps[-1], steps[len(steps) // 2]}
     note = _note(numbers) if both else ""
     title = numbers.name.removeprefix("schedule ")

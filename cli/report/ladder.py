@@ -45,7 +45,10 @@ class LadderRow(Struct, frozen=True):
 
 
 class Ladder(Struct, frozen=True, kw_only=True):
-    """What the page's heat map draws. ``first`` are row and step's place of the first divergence."""
+    """What the page's heat map draws. ``first`` are row and step's place of the first divergence.
+
+    ``resumed`` is the place from which on the steps are those of a resumed run.
+    """
 
     steps: tuple[int | str, ...]
     rows: tuple[LadderRow, ...]
@@ -54,6 +57,7 @@ class Ladder(Struct, frozen=True, kw_only=True):
     rows_left_out: int = 0
     steps_left_out: int = 0
     values: bool = False
+    resumed: int | None = None
 
 
 class Cell(NamedTuple):

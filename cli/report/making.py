@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 from tensortrace.cli.report.html import draw
 from tensortrace.cli.report.page import of_comparison, of_trace
+from tensortrace.cli.report.resumed import Seen, of_resumed, seen
 from tensortrace.diff.catalog import Catalog
 from tensortrace.diff.engine import CompareOptions, Progress, compare
 from tensortrace.diff.examined import Examined
 from tensortrace.diff.relaid import laid_out
 from tensortrace.diff.result import Result
+from tensortrace.diff.resume import ResumeResult, compare_resumed
 from tensortrace.tracer.reader import Trace
 
 
@@ -21,7 +23,7 @@ class Made(NamedTuple):
 
     html: str
     headline: str
-    result: Result | None
+    result: Result | ResumeResult | None
 
 
 def make(a: Path, b: Path | None, options: CompareOptions, output: str, progress: Progress | None) -> Made:
@@ -38,6 +40,21 @@ def make(a: Path, b: Path | None, options: CompareOptions, output: str, progress
 
     result = compare(a, b, options=options, progress=progress, look=look)
     return Made(drawn[0], result.headline, result)
+
+
+def make_resumed(
+    full: Path, first: Path, resumed: Path, options: CompareOptions, output: str, progress: Progress | None
+) -> Made:
+    """Return the report of a run that was saved and went on, against one that was not interrupted."""
+    options_given = list(given(options))
+    parts: list[Seen] = []
+
+    def look(found: Examined) -> None:
+        parts.append(seen(found, options_given, output))
+
+    whole = compare_resumed(full, first, resumed, options=options, progress=progress, look=look)
+    before, after = parts
+    return Made(draw(of_resumed(whole, before, after, options_given, output)), whole.headline, whole)
 
 
 def given(options: CompareOptions) -> Iterator[str]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from tensortrace.cli.contents import Contents, contents_of
 from tensortrace.cli.render import words
 from tensortrace.cli.render.numbers import counted
+from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.text import hints
 from tensortrace.cli.report.chart import Chart
-from tensortrace.cli.report.commands import Command, commands
+from tensortrace.cli.report.commands import LONG, NEXT, Command, commands
 from tensortrace.cli.report.growth import growth
 from tensortrace.cli.report.history import History, history, thinned
 from tensortrace.cli.report.ladder import Ladder, ladder_of
@@ -42,8 +45,36 @@ class Weights(NamedTuple):
         return max((abs(s.effective or 0.0) for s in (*self.a, *self.b)), default=0.0)
 
 
+class Side(NamedTuple):
+    """A trace as the page's head shows it; ``style`` is a class of the style sheet."""
+
+    label: str
+    style: str
+    contents: Contents
+
+
+class Recording(Struct, frozen=True):
+    """Where the values of a cell lie, from step ``begins`` on: that step less ``offset`` of a trace."""
+
+    path: str
+    begins: int | None = None
+    offset: int = 0
+
+
+class Half(NamedTuple):
+    """One of the comparisons of a resume check; ``told`` is that of which the page shows the details."""
+
+    name: str
+    result: Result
+    told: bool
+
+
 class Page(NamedTuple):
-    """What the template draws; ``result`` is None where the page is about one trace."""
+    """What the template draws; ``result`` is None where the page is about one trace.
+
+    ``halves`` are there where a run was resumed, ``init`` is what the ladder calls the state that a run began
+    with.
+    """
 
     title: str
     verdict: str
@@ -56,11 +87,14 @@ class Page(NamedTuple):
     growth: tuple[Chart, ...]
     weights: Weights | None
     history: History
-    contents: tuple[Contents, ...]
+    sides: tuple[Side, ...]
     settings: tuple[Setting, ...]
     commands: tuple[Command, ...]
     hints: tuple[str, ...]
+    recordings: tuple[Recording, ...]
     broken: tuple[str, ...] = ()
+    halves: tuple[Half, ...] = ()
+    init: str = "init"
 
 
 def of_comparison(found: Examined, options: Sequence[str], output: str) -> Page:
@@ -82,10 +116,11 @@ def of_comparison(found: Examined, options: Sequence[str], output: str) -> Page:
         growth=tuple(growth(list(survey(found.execution, result)), result.first_divergent)),
         weights=_weights(found),
         history=history(steps, *series, offset=found.offset),
-        contents=contents,
+        sides=(Side("a, the reference", "a", contents[0]), Side("b, the candidate", "b", contents[1])),
         settings=tuple(settings(*contents)),
-        commands=tuple(commands(contents, options, output)),
-        hints=hints(result),
+        commands=tuple(commands(contents, options, output, hints=hints(result))),
+        hints=tuple(hint for hint in hints(result) if not hint.startswith(NEXT)),
+        recordings=(Recording(safe(contents[1].path, limit=LONG), offset=found.offset),),
     )
 
 
@@ -93,12 +128,22 @@ def _said(result: Result) -> tuple[str, str]:
     """Return where the runs part, and what the matter is, as far as it is known."""
     first = result.first_divergent
     if first is None:
-        _, _, rest = result.headline.partition(": ")
-        return "", rest or result.headline
+        return "", _agreeing(result)
     place = words.moment(first.where)
     if result.causes:
         return place, result.causes[0].text
     return place, result.operation.text if result.operation else f"the {words.boundary(first.where)} diverges"
+
+
+def _agreeing(result: Result) -> str:
+    """Return the headline of runs that do not part, with what it counts set apart."""
+    compared, equal = result.coverage.compared, result.coverage.bitwise_equal
+    if result.verdict == "equivalent" and result.declared is None and compared:
+        if compared == equal:
+            return f"every bit of {counted(compared, 'boundary')} is equal"
+        return f"no boundary diverges: {compared:,} compared, {equal:,} equal in every bit"
+    _, _, rest = result.headline.partition(": ")
+    return rest or result.headline
 
 
 def _weights(found: Examined) -> Weights | None:
@@ -139,9 +184,10 @@ def of_trace(catalog: Catalog, output: str) -> Page:
         growth=(),
         weights=weights,
         history=history(steps, series_of(catalog, steps), None),
-        contents=(contents,),
+        sides=(Side("trace", "a", contents),),
         settings=tuple(settings(contents, None)),
         commands=tuple(commands([contents], (), output)),
         hints=(),
+        recordings=(Recording(safe(contents.path, limit=LONG)),),
         broken=tuple(broken),
     )

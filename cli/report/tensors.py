@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tensortrace.cli.render.numbers import exactly, number
+from tensortrace.cli.render.numbers import exactly, number, times
 from tensortrace.cli.report.ladder import short
 from tensortrace.diff.assemble import NotComparable
 from tensortrace.diff.causality import Node
@@ -28,6 +28,9 @@ MOST = 12
 
 OF_A_KIND = 2
 """Tensors of one kind among those that an origin only led to."""
+
+NEAR_ZERO = 2.0**64
+"""Units of the last place that say no more than that one of two numbers is 0, or nearly."""
 
 _DIMS = 8
 
@@ -122,7 +125,7 @@ def _facts(metrics: Metrics | None, judgement: Judgement | None, shape: tuple[in
     if judgement is not None:
         yield Fact("error", number(short(judgement.error)))
         yield Fact("allowed", number(short(judgement.allowed)))
-        yield Fact("× allowed", number(short(judgement.ratio)))
+        yield Fact("× allowed", times(judgement.ratio))
     if metrics is None:
         return
     yield Fact("elements", f"{metrics.elements:,}" + (f" {index(shape)}" if shape else ""))
@@ -133,7 +136,9 @@ def _facts(metrics: Metrics | None, judgement: Judgement | None, shape: tuple[in
     if metrics.max_rel is not None:
         yield Fact("greatest relative", f"{number(metrics.max_rel)}{_at(metrics.max_rel_at)}")
     if metrics.max_ulp is not None:
-        yield Fact("greatest ULP", number(short(metrics.max_ulp)))
+        yield Fact(
+            "greatest ULP", number(short(metrics.max_ulp)) if metrics.max_ulp < NEAR_ZERO else "a is 0 there"
+        )
     if metrics.projection is not None:
         spread = "" if metrics.projection_error is None else f" ± {number(short(metrics.projection_error))}"
         yield Fact("b over a", f"{metrics.projection:.6g}{spread}")

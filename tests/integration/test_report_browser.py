@@ -213,7 +213,7 @@ def test_a_click_on_a_cell_leads_to_its_detail_and_an_address(page: Page) -> Non
 def test_the_origin_leads_to_the_map_of_its_tensor(page: Page) -> None:
     x, y = rung(page, "activation", HOSTILE, "out"), STEPS.index(PLANTED)
     page.click(*middle_of(page, x, y))
-    page.eval("document.querySelector('#detail a').click()")
+    page.eval("document.querySelector('#detail [href^=\"#tensor\"]').click()")
     page.until("location.hash === '#tensor-0'")
     tensor = embedded(page)["tensors"][0]
     assert tensor["cell"] == f"#cell-{x}-{PLANTED}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from tensortrace.cli.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Line, chart
+from tensortrace.cli.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Line, Point, chart
 from tensortrace.cli.report.history import MOST_STEPS, history, thinned
 
 FLOOR, CEILING = HEIGHT - BOTTOM, TOP
@@ -16,24 +16,24 @@ def heights(path: str) -> list[float]:
 
 
 def test_a_logarithmic_axis_spaces_decades_evenly_and_lays_zero_on_the_floor() -> None:
-    points = [(0, 0.0, ""), (1, 1e-6, ""), (2, 1e-5, ""), (3, 1e-4, "")]
+    points = [Point(0, 0.0), Point(1, 1e-6), Point(2, 1e-5), Point(3, 1e-4)]
     found = chart("t", [Line("error", "b", points)], log=True)
     assert found is not None
     third = (FLOOR - CEILING) / 3  # from 1e-7, which is the floor, to 1e-4
     expected = [FLOOR, FLOOR - third, FLOOR - 2 * third, CEILING]
     assert all(abs(x - y) <= 0.05 for x, y in zip(heights(found.lines[0].path), expected, strict=True))
-    assert [tick.text for tick in found.y_ticks] == ["1e-7", "1e-6", "1e-5", "1e-4"]
+    assert [tick.text for tick in found.y_ticks] == ["0", "1e-6", "1e-5", "1e-4"]
 
 
 def test_points_span_the_plot_from_side_to_side() -> None:
-    found = chart("t", [Line("a", "a", [(10, 1.0, "p"), (30, 2.0, "q")])], x_ticks=[(20, "20"), (40, "40")])
+    found = chart("t", [Line("a", "a", [Point(10, 1.0), Point(30, 2.0)])], x_ticks=[(20, "20"), (40, "40")])
     assert found is not None
     assert [dot.x for dot in found.lines[0].dots] == [LEFT + 4, WIDTH - RIGHT - 4]
     assert [(tick.at, tick.text) for tick in found.x_ticks] == [((LEFT + 4 + WIDTH - RIGHT - 4) / 2, "20")]
 
 
 def test_what_is_infinite_lies_at_the_top_and_what_is_missing_breaks_the_line() -> None:
-    points = [(0, 1e-3, ""), (1, None, ""), (2, math.inf, ""), (3, math.nan, ""), (4, 1e-2, "")]
+    points = [Point(0, 1e-3), Point(1, None), Point(2, math.inf), Point(3, math.nan), Point(4, 1e-2)]
     found = chart("t", [Line("error", "b", points)], log=True)
     assert found is not None
     assert found.lines[0].path.count("M") == 3
@@ -41,19 +41,19 @@ def test_what_is_infinite_lies_at_the_top_and_what_is_missing_breaks_the_line() 
 
 
 def test_differences_by_round_off_are_not_magnified() -> None:
-    found = chart("t", [Line("a", "a", [(0, 0.25, ""), (1, 0.2499999, "")])])
+    found = chart("t", [Line("a", "a", [Point(0, 0.25), Point(1, 0.2499999)])])
     assert found is not None
     assert len(set(heights(found.lines[0].path))) == 1
     assert len({tick.text for tick in found.y_ticks}) == len(found.y_ticks)
 
 
 def test_nothing_is_drawn_of_no_numbers() -> None:
-    assert chart("t", [Line("a", "a", [(0, None, "")])]) is None
-    assert chart("t", [Line("a", "a", [(0, 0.0, "")])], log=True) is None
+    assert chart("t", [Line("a", "a", [Point(0, None)])]) is None
+    assert chart("t", [Line("a", "a", [Point(0, 0.0)])], log=True) is None
 
 
 def test_no_peak_of_many_points_is_lost() -> None:
-    points = [(n, 50.0 if n == 7_777 else 1.0, "") for n in range(10_000)]
+    points = [Point(n, 50.0 if n == 7_777 else 1.0) for n in range(10_000)]
     found = chart("t", [Line("a", "a", points)])
     assert found is not None
     assert found.lines[0].path.count("L") < 250
