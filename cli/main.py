@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "validate": "Hold a feature's commit against its base, with the base's noise as the floor.",
     "layout": "Find where the ranks of a run hold parts of whole tensors, or check a layout.",
     "show": "Say what is in a trace.",
+    "export": "Write tensors, boundaries or numbers over steps for other tools.",
     "check": "Verify every digest and every index line of a trace.",
     "compact": "Compress a finished trace.",
     "env": "Print the environment that a recording would note.",
@@ -32,7 +33,7 @@ COMMANDS: dict[str, str] = {
 }
 """Every subcommand with its one line of help; its code is ``command`` in the module of that name."""
 
-COMPUTING = ("diff", "report", "replay", "pack", "layout", "show", "check")
+COMPUTING = ("diff", "report", "replay", "pack", "layout", "show", "export", "check")
 """Those that compute in this process alone; `record` starts one that must have its own settings."""
 
 TROUBLE = 2

@@ -24,10 +24,11 @@ from tensortrace.diff.tensors import GlobalTensor, OverSteps, global_tensors
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_index import OnDamage
+from tensortrace.tracer.reader_rank import RankTrace
 from tensortrace.tracer.request import Request, asked_steps
 from tensortrace.tracer.safe import safe
 from tensortrace.tracer.selection import parse_kinds
-from tensortrace.tracer.types import INIT_STEP, Kind
+from tensortrace.tracer.types import INIT_STEP, Entry, Kind
 
 _MAIN = ("model", "out", "grad", "value", "in.0")
 """Slots that are meant where none is named, the first that there is."""
@@ -148,6 +149,11 @@ class OpenTrace:
         for tensor in self.wanted(request):
             if slot in (None, tensor.slot) and microbatch in (None, tensor.microbatch):
                 yield tensor
+
+    def recorded(self) -> Iterator[tuple[RankTrace, Entry]]:
+        """Yield what each rank recorded, step by step, recomputed passes too."""
+        for step in self._all_steps:
+            yield from self.catalog.recorded(step)
 
     def wanted(self, request: Request) -> Iterator[GlobalTensor]:
         """Yield what a request asks for, as ``boundaries`` does."""
@@ -295,11 +301,10 @@ class OpenTrace:
     def _known(self) -> dict[str, dict[str, dict[str, set[int]]]]:
         """In which steps each kind, name and slot was recorded."""
         known: dict[str, dict[str, dict[str, set[int]]]] = {}
-        for step in self._all_steps:
-            for _, entry in self.catalog.recorded(step):
-                if not entry.recompute:
-                    slots = known.setdefault(entry.kind, {}).setdefault(entry.name, {})
-                    slots.setdefault(entry.slot, set()).add(step)
+        for _, entry in self.recorded():
+            if not entry.recompute:
+                slots = known.setdefault(entry.kind, {}).setdefault(entry.name, {})
+                slots.setdefault(entry.slot, set()).add(entry.step)
         return known
 
     def _of_kind(self, kind: str) -> dict[str, dict[str, set[int]]]:

@@ -12,6 +12,7 @@ import numpy as np
 from tensortrace.diff.catalog import Item, Slot
 from tensortrace.diff.logical import CELL_KINDS, Merged, Source, Together
 from tensortrace.diff.result import StepLabel
+from tensortrace.tracer.codec_dtypes import dtype_of
 from tensortrace.tracer.safe import safe
 from tensortrace.tracer.types import INIT_STEP, Entry, Kind, Shard, Stats
 
@@ -36,6 +37,11 @@ class RankTensor:
     def shard(self) -> Shard | None:
         """Where it lies in the global tensor; None where nothing says so."""
         return self.entry.shard
+
+    @property
+    def stored(self) -> bool:
+        """Whether its values can be read."""
+        return self._source.stored(self.entry)
 
     def read(self) -> np.ndarray:
         """Return the rank's own values, as ``GlobalTensor.read`` does."""
@@ -82,8 +88,9 @@ class GlobalTensor:
 
     @property
     def dtype(self) -> str:
-        """The dtype, by torch's name; contributions that are summed to read the tensor make float64."""
-        return self._item.entry.dtype if not self._summed else "float64"
+        """The dtype, by torch's name; of contributions that are reduced when it is read, the widest."""
+        recorded = self._item.entry.dtype
+        return _WIDEST[dtype_of(recorded).family] if self._summed else recorded
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -194,6 +201,10 @@ class OverSteps(Mapping[StepLabel, np.ndarray]):
     def __repr__(self) -> str:
         first, last = self.steps[0], self.steps[-1]
         return f"<{self.key}: {len(self)} step{'s' * (len(self) > 1)}, {first} to {last}>"
+
+
+_WIDEST = {"float": "float64", "complex": "complex128", "int": "int64", "bool": "int64"}
+"""In which dtypes contributions of several ranks are reduced."""
 
 
 def global_tensors(step: int, slot: Slot, items: Iterable[Item]) -> list[GlobalTensor]:

@@ -22,7 +22,7 @@ from tensortrace.tracer.codec import (
     stored_frame,
     stored_parts,
 )
-from tensortrace.tracer.codec_dtypes import DTYPES, dtype_of, size_bytes, values
+from tensortrace.tracer.codec_dtypes import DTYPES, dtype_of, encoded, size_bytes, values
 from tensortrace.tracer.codec_values import digest, statistics
 from tensortrace.tracer.errors import TraceError
 from tests.synthetic import logical_bytes
@@ -219,6 +219,18 @@ def test_complex32_is_decoded_to_complex64() -> None:
     np.testing.assert_array_equal(
         values("complex32", parts.view(np.uint8)), np.array([1.5 - 2j, 65504j], "c8")
     )
+
+
+@pytest.mark.parametrize("dtype", [*SMALL_FLOATS, "bfloat16", "complex32", "float16", "int64", "bool"])
+def test_values_become_the_bytes_that_they_came_from(dtype: str) -> None:
+    codes = np.arange(1 << 16, dtype="<u2").view(np.uint8)
+    if dtype == "bool":
+        codes = codes & 1
+    means = values(dtype, codes)
+    again = encoded(dtype, means)
+    finite = np.repeat(np.isfinite(means), dtype_of(dtype).itemsize)
+    assert np.array_equal(again[finite], codes[finite])
+    assert np.array_equal(values(dtype, again), means, equal_nan=True)
 
 
 def test_the_digest_covers_dtype_and_shape_as_documented() -> None:
