@@ -132,6 +132,18 @@ MANUALS: dict[str, Manual] = {
         """,
         DONE,
     ),
+    "export": Manual(
+        """
+        # parameters after step 3, put together from all ranks
+        trace export runs/two -o w.safetensors --format safetensors \\
+            --kind param --step 3
+        # for https://ui.perfetto.dev
+        trace export runs/two -o two.json --format chrome
+        # how far two runs are apart at each boundary, over the steps
+        trace export runs/one runs/two -o logs --format tensorboard
+        """,
+        {"0": "written"} | TROUBLE,
+    ),
     "check": Manual(
         """
         # is every byte what was recorded?

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ from tensortrace.diff.result import StepLabel
 from tensortrace.diff.series import Series, series_of
 from tensortrace.diff.tensors import GlobalTensor, OverSteps, global_tensors
 from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.nearest import meant, nearest
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_index import OnDamage
 from tensortrace.tracer.reader_rank import RankTrace
@@ -32,8 +32,6 @@ from tensortrace.tracer.types import INIT_STEP, Entry, Kind
 
 _MAIN = ("model", "out", "grad", "value", "in.0")
 """Slots that are meant where none is named, the first that there is."""
-
-_NEAREST = 3
 
 
 class NoSuchBoundary(BadRequest, KeyError):
@@ -68,11 +66,14 @@ class OpenTrace:
     >>> trace["param", "hiden.weight"]
     Traceback (most recent call last):
     ...
-    tensortrace.diff.opened.NoSuchBoundary: ...no param 'hiden.weight'; nearest: hidden.weight, ...
+    tensortrace.diff.opened.NoSuchBoundary: a: no param 'hiden.weight'; did you mean hidden.weight?
     """
 
+    trace: Trace
+    """What the reader knows of it: each rank's entries, as a layout file describes them."""
+
     def __init__(self, trace: Trace, layout: Path | None = None) -> None:
-        self._trace, self.notes = laid_out(trace, layout)
+        self.trace, self.notes = laid_out(trace, layout)
 
     @classmethod
     def open(
@@ -89,12 +90,12 @@ class OpenTrace:
     @property
     def path(self) -> Path:
         """Where the trace lies."""
-        return self._trace.path
+        return self.trace.path
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What is missing or damaged in the trace."""
-        return self._trace.problems
+        return self.trace.problems
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -242,7 +243,7 @@ class OpenTrace:
 
     def close(self) -> None:
         """Let go of the index; what was taken of the trace before can still be read."""
-        self._trace.close()
+        self.trace.close()
         self.__dict__.pop("catalog", None)
         self.__dict__.pop("_known", None)
 
@@ -255,7 +256,7 @@ class OpenTrace:
         self.close()
 
     def __repr__(self) -> str:
-        count, kinds = sum(len(rank.entries) for rank in self._trace.ranks), len(self.kinds)
+        count, kinds = sum(len(rank.entries) for rank in self.trace.ranks), len(self.kinds)
         ranks = len(self.ranks)
         return (
             f"<trace {self._shown}: {ranks} rank{'s' * (ranks != 1)}, {self._spoken_steps}, {kinds} kinds, "
@@ -264,7 +265,7 @@ class OpenTrace:
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: kinds, with how many names and boundaries each has."""
-        counts = Counter(entry.kind for rank in self._trace.ranks for entry in rank.entries)
+        counts = Counter(entry.kind for rank in self.trace.ranks for entry in rank.entries)
         rows = [
             (kind, f"{len(self.names(kind)):,}", f"{counts[kind]:,}", _some(self.names(kind), most=4))
             for kind in self.kinds
@@ -287,7 +288,7 @@ class OpenTrace:
     @cached_property
     def catalog(self) -> Catalog:
         """What the diff knows of the trace."""
-        return Catalog(self._trace)
+        return Catalog(self.trace)
 
     @property
     def _shown(self) -> str:
@@ -342,9 +343,8 @@ class OpenTrace:
 
     def _no(self, what: str, asked: str, there: Iterable[str]) -> NoSuchBoundary:
         known = list(there)
-        near = difflib.get_close_matches(asked, known, _NEAREST, cutoff=0.4)
-        nearest = f"nearest: {_some(near)}" if near else f"there are {_some(known)}"
-        return NoSuchBoundary(f"{self._shown}: no {what}; {nearest}")
+        likely = meant(nearest(asked, known)) or f"there are {_some(known)}"
+        return NoSuchBoundary(f"{self._shown}: no {what}", remedy=likely)
 
 
 def _of_rank(tensor: GlobalTensor, rank: int | None) -> GlobalTensor:

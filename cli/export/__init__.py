@@ -6,24 +6,23 @@ from pathlib import Path
 
 import click
 
+from tensortrace.cli.command import Command
 from tensortrace.cli.comparing import TRACE
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
+from tensortrace.cli.selecting import selection_options
 from tensortrace.tracer.request import parse_request
 
 ONE, BOTH = ("safetensors", "npz", "chrome"), ("tensorboard", "wandb")
 """Formats of one trace's tensors and boundaries, and those of numbers over steps, of one trace or of two."""
 
 
-@click.command("export")
+@click.command("export", cls=Command)
 @click.argument("a", type=TRACE)
 @click.argument("b", type=TRACE, required=False)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Write this.")
 @click.option("--format", "form", required=True, type=click.Choice([*ONE, *BOTH]), help="For which tool.")
-@click.option("--step", "--steps", "steps", default="", metavar="init,0-3", help="Only these steps.")
-@click.option("--kind", "--kinds", "kinds", default="", metavar="K,…", help="Only these kinds.")
-@click.option("--name", metavar="GLOB", help="Only the boundaries with this name.")
-@click.option("--rank", "ranks", multiple=True, type=int, metavar="N", help="Only this rank; repeatable.")
+@selection_options
 @click.option(
     "--global/--local", "whole", default=None,
     help="Tensors put together from all ranks (the default), or what each rank holds.",
@@ -38,8 +37,6 @@ def command(
 
     safetensors, npz: the tensors. chrome: a slice for each boundary, for Perfetto. tensorboard, wandb: of
     one trace loss, norms and schedule over the steps; of two the error of each boundary.
-
-    Exit codes: 0 written, 2 trouble.
     """
     if b is not None and form in ONE:
         raise click.UsageError(f"--format {form} takes one trace; of two: {', '.join(BOTH)}")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tensortrace.cli.tensors import nothing_matches
 from tensortrace.diff.logical import Unlabelled
 from tensortrace.diff.opened import OpenTrace
 from tensortrace.diff.tensors import GlobalTensor, RankTensor
@@ -57,14 +58,14 @@ def choose(trace: OpenTrace, request: Request, scope: str) -> Choice:
         dtype = tensor.dtype if isinstance(tensor, GlobalTensor) else tensor.entry.dtype
         tensors.append(Chosen(key, dtype, tensor.shape, tensor))
     if not tensors:
-        raise nothing(trace, "; ".join(left_out) or "no boundary that matches")
+        raise nothing(trace, request, "; ".join(left_out)) if left_out else nothing(trace, request)
     return Choice(tensors, left_out)
 
 
-def nothing(trace: OpenTrace, found: str) -> BadRequest:
+def nothing(trace: OpenTrace, request: Request, found: str = "no boundary that matches") -> BadRequest:
     """Return the error for a selection that leaves nothing to write."""
-    remedy = f"`trace show {trace.path}` says what there is"
-    return BadRequest(f"nothing of {trace.path} to export", found=found, remedy=remedy)
+    likely = nothing_matches(trace.trace, request)
+    return BadRequest(f"nothing of {trace.path} to export", found=found, remedy=likely)
 
 
 def _globals(trace: OpenTrace, request: Request) -> Iterator[tuple[str, GlobalTensor]]:

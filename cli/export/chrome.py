@@ -35,7 +35,7 @@ def write(trace: OpenTrace, request: Request, about: dict[str, str], target: Pat
             count += event.get("tid") == _BOUNDARIES and event["ph"] == "X"
         out.write("\n]}\n")
     if not count:
-        raise nothing(trace, "no boundary that matches")
+        raise nothing(trace, request)
     return count
 
 

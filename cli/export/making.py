@@ -48,8 +48,8 @@ OF_SCALARS = {
 """Formats that hold numbers over steps, whose output is a folder."""
 
 _NEXT = {
-    "safetensors": "python -c 'from safetensors.numpy import load_file; …'",
-    "npz": "python -c 'import numpy; numpy.load(…)'",
+    "safetensors": "in Python, safetensors.torch.load_file({text!r})",
+    "npz": "in Python, numpy.load({text!r})",
     "chrome": "open it in https://ui.perfetto.dev or chrome://tracing",
     "tensorboard": "tensorboard --logdir {path}",
     "wandb": "wandb sync {path}/wandb/offline-run-*, if it was kept offline",
@@ -132,4 +132,5 @@ def _scalars(asked: Asked, about: dict[str, str]) -> tuple[Scalars, str, list[st
 
 
 def _next(form: str, output: Path) -> str:
-    return _NEXT[form].format(path=shlex.quote(safe(str(output), limit=400)))
+    text = safe(str(output), limit=400)
+    return _NEXT[form].format(text=text, path=shlex.quote(text))

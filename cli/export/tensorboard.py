@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tensortrace.cli.export.scalars import Scalars
 from tensortrace.tracer.errors import BadRequest
-
-if TYPE_CHECKING:
-    from tensorboard.summary import Writer
 
 EVENTS = "events.out.tfevents."
 """How the names of TensorBoard's files begin."""
 
 
-def require() -> type[Writer]:
-    """Return TensorBoard's writer; raises BadRequest where it is not installed."""
+class ScalarWriter(Protocol):
+    """What is used of TensorBoard's writer."""
+
+    def add_scalar(self, tag: str, data: float, step: int) -> object:
+        """Write one number."""
+
+    def close(self) -> object:
+        """Finish the file."""
+
+
+def require() -> Callable[[str], ScalarWriter]:
+    """Return TensorBoard's writer, made of a folder; raises BadRequest where it is not installed."""
     try:
         from tensorboard.summary import Writer
     except ImportError as error:
         remedy = "pip install 'tensortrace[tensorboard]'"
         raise BadRequest("--format tensorboard", found="no TensorBoard here", remedy=remedy) from error
-    return Writer
+    writer: Callable[[str], ScalarWriter] = Writer
+    return writer
 
 
 def write(scalars: Scalars, about: dict[str, str], folder: Path) -> None:

@@ -20,7 +20,8 @@ def require() -> ModuleType:
     except ImportError as error:
         remedy = "pip install 'tensortrace[wandb]'"
         raise BadRequest("--format wandb", found="no wandb here", remedy=remedy) from error
-    return wandb
+    module: ModuleType = wandb
+    return module
 
 
 def write(scalars: Scalars, about: dict[str, str], folder: Path) -> None:

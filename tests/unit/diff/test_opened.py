@@ -70,7 +70,7 @@ def test_torch_has_the_dtype_that_was_recorded(tmp_path: Path) -> None:
 def test_rows_of_microbatches_and_ranks_follow_each_other(even: OpenTrace) -> None:
     found = {
         (entry.microbatch, rank.rank): rank.read(entry)
-        for rank in even._trace.ranks
+        for rank in even.trace.ranks
         for entry in rank.entries
         if (entry.kind, entry.name, entry.slot) == (Kind.ACTIVATION, "hidden", "out")
     }
@@ -126,10 +126,10 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda t: t["parm", "w"], "no kind 'parm'; nearest: param"),
-        (lambda t: t["param", "hiden.bias"], "no param 'hiden.bias'; nearest: hidden.bias"),
+        (lambda t: t["parm", "w"], "no kind 'parm'; did you mean param"),
+        (lambda t: t["param", "hiden.bias"], "no param 'hiden.bias'; did you mean hidden.bias"),
         (lambda t: t["param", "head.bias", 5], "step 5; steps: init, 0"),
-        (lambda t: t.get("param", "head.bias", step=0, slot="modl"), "no slot 'modl'.*nearest: model"),
+        (lambda t: t.get("param", "head.bias", step=0, slot="modl"), "no slot 'modl'.*did you mean model"),
         (lambda t: t.get("param", "head.bias", step=0, microbatch=3), "has this microbatch"),
         (lambda t: t.names("nothing"), "no kind 'nothing'"),
     ],
