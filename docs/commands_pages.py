@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tensortrace.cli.main import COMMANDS, group
+from tensortrace.cli.manual import MANUALS, Manual
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 FOLDER = "commands"
 MARKUP = re.compile(r"([\\*_{}\[\]<>|#$~])")
 PAGE = re.compile(r"docs/(\w+\.md)")
-EXAMPLE = ("trace ", "python ")
-"""How a paragraph of a help begins that is a command line, or a sentence."""
 
 
 def pages() -> dict[str, str]:
@@ -42,6 +41,8 @@ def index(names: list[str]) -> str:
         [
             "# Commands\n",
             *paragraphs(inspect.cleandoc(group.help or "")),
+            *ending(MANUALS["trace"]),
+            "## All commands\n",
             f"| command | |\n|---|---|\n{rows}",
             f"Written from `trace COMMAND --help` of version {version()}.\n",
             f"```{{toctree}}\n:hidden:\n\n{entries}```\n",
@@ -65,6 +66,7 @@ def command_page(name: str, command: click.Command | None) -> str:
             f"# trace {name}\n",
             f"```text\n{usage}\n```\n",
             *paragraphs(command.help or ""),
+            *ending(MANUALS[name]),
             "## Options\n",
             *(entry for option in options for entry in described(option, context)),
         ]
@@ -72,11 +74,16 @@ def command_page(name: str, command: click.Command | None) -> str:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yield a help's paragraphs as Markdown, command lines as such."""
-    for paragraph in text.replace("\b", "").split("\n\n"):
-        line = " ".join(paragraph.split())
-        shown = line.startswith(EXAMPLE) and not line.endswith(".")
-        yield f"```sh\n{line}\n```\n" if shown else f"{plain(line)}\n"
+    """Yield a help's paragraphs as Markdown."""
+    for paragraph in text.split("\n\n"):
+        yield f"{plain(' '.join(paragraph.split()))}\n"
+
+
+def ending(manual: Manual) -> Iterator[str]:
+    """Yield what a help ends with: examples, then a table of exit codes."""
+    yield f"## Examples\n\n```sh\n{inspect.cleandoc(manual.examples)}\n```\n"
+    rows = "\n".join(f"| {plain(code)} | {plain(meaning)} |" for code, meaning in manual.exit_codes.items())
+    yield f"## Exit codes\n\n| code | |\n|---|---|\n{rows}\n"
 
 
 def described(option: click.Option, context: click.Context) -> Iterator[str]:
