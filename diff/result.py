@@ -47,7 +47,7 @@ class Metrics(Outcome, frozen=True):
     ``rel_l2`` is ‖a−b‖/‖a‖ (inf where ‖a‖ is 0 and they differ). ``projection`` is ⟨a,b⟩/⟨a,a⟩ with its
     standard error. ``max_abs_at`` is the global index of the greatest absolute difference, ``max_ulp`` the
     greatest difference in units of the last place of the coarser dtype. ``max_rel`` is the greatest
-    |a−b|/|a| over elements where a is not 0, ``max_rel_at`` its global index. ``outside`` is the fraction
+    ``|a−b|/|a|`` over elements where a is not 0, ``max_rel_at`` its global index. ``outside`` is the fraction
     of elements whose difference exceeds the allowed one.
 
     ``estimated`` numbers come from sketches, of which ``rel_l2_error`` is the error bar of ``rel_l2`` and

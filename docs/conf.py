@@ -20,7 +20,6 @@ html_title = "tensortrace"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
     "docs.commands_pages",
     "docs.inline_drawings",
 ]
