@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,11 @@ def command(name: str) -> click.Command:
     found = group.get_command(click.Context(group), name)
     assert found is not None, f"there is no trace {name}"
     return found
+
+
+def parse(name: str, words: Sequence[str]) -> None:
+    """Parse what ``trace NAME`` is given, without running it; raises what click does."""
+    command(name).make_context(name, list(words), parent=click.Context(group, info_name="trace"))
 
 
 def options(name: str) -> set[str]:

@@ -27,8 +27,7 @@ def of(*programs: str) -> list[Line]:
 @pytest.mark.parametrize("line", of("trace"), ids=str)
 def test_a_shown_command_line_is_parsed(line: Line) -> None:
     name, *given = line.words[1:]
-    optional = [word.strip("[]") for word in given if word not in ("…", "...")]
-    shown.command(name).make_context(f"trace {name}", optional)
+    shown.parse(name, [word.strip("[]") for word in given if word != "…"])
 
 
 @pytest.mark.parametrize("line", of("python"), ids=str)
@@ -92,4 +91,4 @@ def of_programs() -> set[str]:
 
 def test_an_option_that_a_command_does_not_have_is_told() -> None:
     with pytest.raises(click.NoSuchOption):
-        shown.command("diff").make_context("trace diff", ["a", "b", "--flor", "c"])
+        shown.parse("diff", ["a", "b", "--flor", "c"])
