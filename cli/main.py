@@ -18,6 +18,7 @@ from tensortrace.tracer.nearest import meant, nearest
 
 COMMANDS: dict[str, str] = {
     "record": "Record every boundary of a training run.",
+    "watch": "Say how a recording gets on, and which rank the others wait for.",
     "diff": "Compare two traces and name the first boundary where they part.",
     "report": "Write an HTML report of a comparison, or of one trace.",
     "replay": "Hold one trace against what its own inputs give, or replay a packed case.",

@@ -145,7 +145,7 @@ def command(
         click.echo(f"trace: {asked} changes the run: it does not begin or draw as the program says", err=True)
     if eager:
         click.echo("trace: --eager changes the run: what torch.compile compiles runs uncompiled", err=True)
-    live = Live(hang_after_s=hang_after)
+    live = Live(hang_after_s=hang_after, root=None if dry_run else output)
     try:
         outcome = launch.run(command, settings, environ=os.environ, observe=live.show, described=described)
     except launch.CannotStart as error:

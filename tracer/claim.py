@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from tensortrace.tracer import layout
+from tensortrace.tracer.alive import is_alive
 from tensortrace.tracer.errors import BadRequest
 
 T = TypeVar("T")
@@ -47,18 +47,8 @@ def _refuse_if_held(folder: Path, rank: int, host: str) -> None:
         owner = msgspec.json.decode((folder / layout.RANK_MANIFEST).read_bytes(), type=_Owner)
     except (OSError, msgspec.DecodeError):
         owner = _Owner()
-    if owner.ended is None and (owner.host != host or _is_alive(owner.pid)):
+    if owner.ended is None and (owner.host != host or is_alive(owner.pid)):
         raise BadRequest(
             f"rank {rank} is already recorded by process {owner.pid or 'unknown'}",
             remedy="processes without torch.distributed or RANK cannot be told apart",
         )
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid > 0

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from tensortrace.cli.render.numbers import ranks as numbers
+from tensortrace.cli.render.safe import safe
+from tensortrace.cli.render.say import say
 from tensortrace.tracer.launch import Outcome
-from tensortrace.tracer.progress import RankProgress
+from tensortrace.tracer.progress import RankProgress, behind
 from tensortrace.tracer.types import INIT_STEP, Entry
 
 MB = 1_000_000
@@ -22,8 +26,10 @@ WIDTH = 79
 class Live:
     """The line of progress on stderr, and the table of a hang. The clock is monotonic, in seconds."""
 
-    def __init__(self, *, hang_after_s: float) -> None:
+    def __init__(self, *, hang_after_s: float, root: Path | None = None) -> None:
+        """Tell in a hang which rank the others wait for, where ``root`` is the trace."""
         self._hang_after_s = hang_after_s
+        self._root = root
         self._on_terminal = sys.stderr.isatty()
         self._moved_at = self._shown_at = time.monotonic()
         self._index_bytes = 0
@@ -51,23 +57,45 @@ class Live:
 
     def _print_hang(self, ranks: tuple[RankProgress, ...], seconds: float) -> None:
         self.end()
-        for line in hang_table(ranks, seconds):
-            click.echo(line, err=True)
+        running = [rank for rank in ranks if rank.ended is None]
+        waited_for = behind(self._root, running) if self._root else frozenset()
+        for line in hang_table(ranks, seconds, waited_for):
+            say(line, err=True)
 
 
 def progress_line(ranks: tuple[RankProgress, ...]) -> str:
     """Return step, size and number of ranks as one line."""
     if not ranks:
         return "trace: waiting for the first boundary"
+    return f"trace: {how_far(ranks)}"
+
+
+def how_far(ranks: Sequence[RankProgress]) -> str:
+    """Return the steps that ranks are at, what they wrote, and how many they are."""
     steps = {rank.last.step for rank in ranks if rank.last is not None}
     size = sum(rank.size_bytes for rank in ranks) / MB
-    return f"trace: step {_steps(steps)} · {size:,.1f} MB · {_count(len(ranks), 'rank')}"
+    return f"step {_steps(steps)} · {size:,.1f} MB · {_count(len(ranks), 'rank')}"
 
 
-def hang_table(ranks: tuple[RankProgress, ...], seconds: float) -> list[str]:
+def hang_table(
+    ranks: tuple[RankProgress, ...], seconds: float, waited_for: frozenset[str] = frozenset()
+) -> list[str]:
     """Return the lines that name each rank's last boundary when none has moved for so long."""
     lines = [f"trace: no rank has reached a new boundary for {seconds:.0f} s; the last of each:"]
-    return lines + [f"  {rank.folder}  {_where(rank.last)}{_ended(rank)}" for rank in ranks]
+    lines += [f"  {rank.folder}  {last_of(rank)}{_ended(rank)}" for rank in ranks]
+    return lines + ([f"trace: {waiting(ranks, waited_for)}"] if waited_for else [])
+
+
+def waiting(ranks: Sequence[RankProgress], waited_for: frozenset[str]) -> str:
+    """Return in words which ranks the others wait for."""
+    late = [rank.rank for rank in ranks if rank.folder in waited_for]
+    verb = "is" if len(late) == 1 else "are"
+    return f"{numbers(late)} {verb} behind: the others may wait for {'it' if len(late) == 1 else 'them'}"
+
+
+def last_of(rank: RankProgress) -> str:
+    """Return a rank's last boundary in words."""
+    return safe(_where(rank.last))
 
 
 def ending(outcome: Outcome, output: Path) -> list[str]:
@@ -85,7 +113,7 @@ def ending(outcome: Outcome, output: Path) -> list[str]:
         f"{size:,.1f} MB in {output}"
     ]
     lines += [
-        f"trace: warning: {rank.folder} {rank.ended or 'was killed'}; last: {_where(rank.last)}"
+        f"trace: warning: {rank.folder} {rank.ended or 'was killed'}; last: {last_of(rank)}"
         for rank in outcome.ranks
         if rank.ended != "finished"
     ]
@@ -108,7 +136,7 @@ def _where(entry: Entry | None) -> str:
 
 
 def _ended(rank: RankProgress) -> str:
-    return f"  ({rank.ended})" if rank.ended else ""
+    return f"  ({safe(rank.ended)})" if rank.ended else ""
 
 
 def _count(number: int, noun: str) -> str:

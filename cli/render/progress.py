@@ -23,11 +23,12 @@ class Progress(Line):
             return
         share = done / total if total else 1.0
         spent = time.monotonic() - self.began
-        left = f", about {_duration(spent * (1 - share) / share)} left" if share else ""
+        left = f", about {duration(spent * (1 - share) / share)} left" if share else ""
         self.show(f"compared {share:.0%} of {total} step{'s' * (total != 1)}{left}")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a length of time in words: ``12 s``, ``3 min 5 s``, ``2 h 7 min``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -12,7 +12,7 @@ from tests.architecture.source import PACKAGES, ROOT, Module, modules
 LAYERS = """
     tracer.errors
   < tracer.types
-  < tracer.explicit | tracer.safe | tracer.layout | tracer.notices | tracer.masking
+  < tracer.explicit | tracer.alive | tracer.safe | tracer.layout | tracer.notices | tracer.masking
     | tracer.copies | tracer.codec_dtypes | tracer.nearest
   < tracer.codec | tracer.manifest | tracer.mesh | tracer.selection | tracer.sketch
     | tracer.settings | tracer.environment | tracer.module_settings
@@ -22,7 +22,7 @@ LAYERS = """
   < tracer.rules
   < tracer.options | tracer.request | tracer.claim | tracer.latest | tracer.room | tracer.progress
     | tracer.manifest_safetensors
-  < tracer.placements
+  < tracer.placements | tracer.watching
   < tracer.reader | tracer.writer | tracer.hooks
   < tracer.staging | tracer.start | tracer.zoom
   < tracer.quota | tracer.force
