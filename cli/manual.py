@@ -53,6 +53,19 @@ MANUALS: dict[str, Manual] = {
             "2": "it trained nothing that could be recorded, or trouble",
         },
     ),
+    "watch": Manual(
+        """
+        # while it runs
+        trace watch runs/one
+        # one look, for a script
+        trace watch runs/one --once --json
+        # say sooner which rank the others wait for
+        trace watch runs/one --hang-after 10
+        """,
+        {"0": "the recording has ended, however it did; with --once always"}
+        | TROUBLE
+        | {"130": "interrupted"},
+    ),
     "diff": Manual(
         """
         # the candidate against the reference
@@ -61,6 +74,8 @@ MANUALS: dict[str, Manual] = {
         trace diff runs/one runs/two --floor runs/again
         # parameters alone, everything that was found as JSON
         trace diff runs/one runs/two --kinds param --json diff.json
+        # annotations of a pull request, and a step's summary
+        trace diff runs/one runs/two --format github
         # a run that was saved and went on
         trace diff --resume runs/full runs/first runs/resumed
         """,

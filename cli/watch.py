@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tensortrace.cli.command import Command
+from tensortrace.cli.completing import TracePath
 from tensortrace.cli.render.page import look_of
 from tensortrace.cli.render.say import say
 from tensortrace.cli.render.watched import line, render
@@ -20,8 +22,8 @@ from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.watching import Snapshot, Watcher
 
 
-@click.command("watch")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.command("watch", cls=Command)
+@click.argument("trace", type=TracePath())
 @click.option(
     "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, metavar="SECONDS",
     help="Between two looks.",
@@ -36,8 +38,6 @@ def command(trace: Path, *, interval: float, once: bool, hang_after: float, as_j
     """Show how the recording in TRACE gets on: where each rank is, how fast it writes, who waits for whom.
 
     Reads files alone: the recording neither knows nor waits. Ends when the recording does.
-
-    Exit codes: 0 the recording has ended, however it did, or --once; 2 trouble, 130 interrupted.
     """
     if not trace.is_dir():
         raise BadRequest(f"{trace}: no such folder", remedy="start `trace record` first")
