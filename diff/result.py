@@ -341,7 +341,7 @@ class Result(Outcome, frozen=True, kw_only=True):
         compared = f"{self.coverage.compared:,} boundaries, {self.coverage.bitwise_equal:,} bitwise equal"
         return card(
             self.headline,
-            found_html(self.first_divergent, self.causes),
+            found_html(self.headline, self.first_divergent, self.causes),
             table([("compared", compared), ("judged by", self.policy), *sides(a=self.a, b=self.b)]),
             listing("origins", [str(finding.where) for finding in self.origins]),
             listing("not compared", lost), listing("notes", self.notes), listing("next", self.hints),
@@ -371,30 +371,39 @@ def flat(finding: Finding) -> dict[str, object]:
     return msgspec.structs.asdict(finding.where) | {"rel_l2": metrics and metrics.rel_l2} | fields
 
 
-def found_html(first: Finding | None, causes: tuple[Cause, ...]) -> str:
-    """Return the first finding with its numbers, and the causes with theirs, as a table of HTML."""
+def found_html(headline: str, first: Finding | None, causes: tuple[Cause, ...]) -> str:
+    """Return the first finding with its numbers, and the causes with theirs, as a table of HTML.
+
+    What the headline says is not said again.
+    """
     rows: list[tuple[str, str]] = []
     if first is not None:
-        rows += [("first", str(first.where)), ("", first.text)]
-        rows += [("judged", first.judgement.reason)] if first.judgement else []
+        told = [text for text in (first.text, first.judgement.reason if first.judgement else "") if text]
+        told = [text for text in told if not any(text != other and text in other for other in told)]
+        rows += [("first", str(first.where)), *(("", text) for text in dict.fromkeys(told))]
     rows += [("source", first.source)] if first and first.source else []
     for cause in causes:
         left = f"relative error {cause.residual_before:.3g}, {cause.residual_after:.3g} with it undone"
-        rows += [(f"cause {cause.code}", cause.text), ("", left)]
+        text = "as the headline says" if cause.text in headline else cause.text
+        rows += [(f"cause {cause.code}", text), ("", left)]
     return table(rows)
 
 
 def sides(**found: Side) -> Iterator[tuple[str, str]]:
     """Yield a line about each trace, under the name by which it is passed."""
     for label, side in found.items():
-        yield label, f"{side.path}: {side.ranks} ranks, {side.steps} steps, {side.ended}"
+        ranks, steps = (
+            f"{n} {noun}{'s' * (n != 1)}" for n, noun in ((side.ranks, "rank"), (side.steps, "step"))
+        )
+        yield label, f"{side.path}: {ranks}, {steps}, {side.ended}"
 
 
 def judged_table(boundaries: Iterable[Judged], findings: Iterable[Finding]) -> pandas.DataFrame:
     """Return judged boundaries as a pandas table, in the order in which they were judged.
 
-    Columns are the fields of ``Where`` and of ``Judgement``; ``role`` is that of a finding, else empty. Step
-    -1 is ``init``. Raises ImportError where pandas is not installed.
+    Columns are the fields of ``Where`` and of ``Judgement``; ``role`` is that of a finding, else empty: of
+    many receivers the first alone are findings. Step -1 is ``init``. Raises ImportError where pandas is not
+    installed.
     """
     try:
         import pandas

@@ -103,7 +103,7 @@ class Replay(Outcome, frozen=True, kw_only=True):
         replayed = f"{self.count:,} boundaries, {self.bitwise_equal:,} bitwise equal"
         return card(
             self.headline,
-            found_html(self.first_mismatch, self.causes),
+            found_html(self.headline, self.first_mismatch, self.causes),
             table([("replayed", replayed), *sides(run=self.run)]),
             listing("mismatches", [str(finding.where) for finding in self.mismatches]),
             listing("lost", self.lost), listing("not replayed", left), listing("notes", self.notes),
