@@ -16,10 +16,11 @@ WIDTH = 80
 
 
 class Look(NamedTuple):
-    """How a page is drawn: width in cells, and whether ANSI colours may be used."""
+    """How a page is drawn: width in cells, whether in ANSI colours, whether characters beyond ASCII show."""
 
     width: int = WIDTH
     color: bool = False
+    unicode: bool = True
 
 
 def look_of(stream: TextIO) -> Look:
@@ -28,11 +29,12 @@ def look_of(stream: TextIO) -> Look:
     A page is at most 80 cells wide, so that what is pasted or logged looks the same everywhere.
     """
     terminal = stream.isatty()
-    width = min(WIDTH, shutil.get_terminal_size().columns) if terminal else WIDTH
-    if os.environ.get("NO_COLOR"):
-        return Look(max(width, 40), color=False)
+    width = max(min(WIDTH, shutil.get_terminal_size().columns) if terminal else WIDTH, 40)
+    encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-")
+    unicode = encoding in ("utf-8", "utf8", "utf-16", "utf-32")
     able = terminal and os.environ.get("TERM") != "dumb"
-    return Look(max(width, 40), color=bool(os.environ.get("FORCE_COLOR")) or able)
+    color = not os.environ.get("NO_COLOR") and (bool(os.environ.get("FORCE_COLOR")) or able)
+    return Look(width, color, unicode)
 
 
 class Page:
@@ -42,7 +44,7 @@ class Page:
     """
 
     def __init__(self, look: Look) -> None:
-        self._look = look
+        self.look = look
         self._out = io.StringIO()
         self._console = Console(
             file=self._out, width=look.width, force_terminal=look.color, no_color=not look.color,
@@ -53,7 +55,7 @@ class Page:
     def line(self, *spans: str | tuple[str, str], indent: int = 0, hang: int = 2) -> None:
         """Add a paragraph of (text, style) spans; lines after the first are indented ``hang`` further."""
         text = Text.assemble(*spans)
-        room = self._look.width - indent
+        room = self.look.width - indent
         if text.cell_len <= room:
             self._put(text, indent)
             return
@@ -76,7 +78,7 @@ class Page:
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         with self._console.capture() as drawn:
-            self._console.print(table, width=self._look.width - 2)
+            self._console.print(table, width=self.look.width - 2)
         for drawn_line in drawn.get().splitlines():
             self._out.write("  " + drawn_line.rstrip() + "\n")
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Literal
 
-from tensortrace.cli.render import words
+from tensortrace.cli.render import spark, words
 from tensortrace.cli.render.boundaries import boundaries
 from tensortrace.cli.render.expected import declared
 from tensortrace.cli.render.finding import POLICIES, SENTENCE, SHORT, first, further, only_in_a
@@ -38,6 +38,7 @@ def render(result: Result, *, look: Look = _PLAIN, detail: Detail = "normal") ->
     if detail == "quiet":
         return page.text()
     limit = None if detail == "verbose" else ROWS
+    spark.along(page, result)
     if result.first_divergent:
         first(page, result.first_divergent, limit=limit, said=result.headline)
     if result.operation:
@@ -183,6 +184,7 @@ def group_words(group: Missing) -> str:
 def _context(page: Page, result: Result) -> None:
     policy = safe(result.policy, limit=SHORT)
     page.line(("policy:", "bold"), f" {POLICIES.get(policy, policy)}{power_words(result)}")
+    spark.nearest_to_limit(page, result)
     for note in result.notes:
         page.line(("note:", "bold"), f" {safe(note, limit=SENTENCE)}")
     for name, side in (("a", result.a), ("b", result.b)):
