@@ -140,6 +140,8 @@ MANUALS: dict[str, Manual] = {
         """
         # what is in a trace
         trace show runs/one
+        # its modules, two levels deep
+        trace show runs/one --depth 2
         # the parameters of one block after step 3
         trace show runs/one --kind param --name 'blocks.0.*' --step 3
         # one tensor with its values

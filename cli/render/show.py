@@ -49,9 +49,14 @@ def summary(page: Page, contents: Contents) -> None:
 
 
 def listing(page: Page, rows: Sequence[TensorRow], *, left_out: int) -> None:
-    """Write one line per tensor: when, on which rank, what it is, its dtype, shape and L2 norm."""
+    """Write one line per tensor: when, on which rank, what it is, its dtype, shape and L2 norm.
+
+    A kind that all have is said once, above them.
+    """
+    kinds = {row.kind for row in rows}
+    title = f"{next(iter(kinds))}" if len(kinds) == 1 else "boundary"
     page.table(
-        ["step", "mb", "rank", "L2", "tensor", "boundary"],
+        ["step", "mb", "rank", "L2", "tensor", title],
         [
             (
                 str(row.step),
@@ -59,7 +64,7 @@ def listing(page: Page, rows: Sequence[TensorRow], *, left_out: int) -> None:
                 str(row.rank),
                 "-" if row.stats is None or row.stats.l2 is None else f"{row.stats.l2:.6g}",
                 f"{safe(row.dtype, limit=20)}{_shape(row.shape)}",
-                _key(row),
+                _key(row) if len(kinds) > 1 else _key(row).removeprefix(f"{row.kind} "),
             )
             for row in rows
         ],

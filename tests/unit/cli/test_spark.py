@@ -53,7 +53,7 @@ def test_each_boundary_has_a_cell_and_the_first_divergent_one_is_marked() -> Non
     line, mark, kinds = drawn(ladder(0.0, 0.05, 0.5, 1e4, 2e3, 50.0, first=3))
     assert line == "▁▂▃█▇▅"
     assert mark == "   ^ first divergent boundary"
-    assert kinds == "|ac||pa"
+    assert kinds == "|ac||p"
 
 
 def test_boundaries_that_share_a_cell_show_the_worst_of_them() -> None:
