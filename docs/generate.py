@@ -42,6 +42,8 @@ OUTPUT = re.compile(r"<!-- output of: (?P<command>.+?) -->\n```text\n(?P<shown>.
 SECTION = re.compile(r"^### (\S+)$", re.MULTILINE)
 CASE = "zoo "
 NUMBER = re.compile(r"[-+]?\d[\d,.]*(e[-+]?\d+)?")
+DRAWN = re.compile(r"^  [▁-█]+\n.*\n.*\n|^nearest to its limit:.*\n(?:  .*\n)*", re.MULTILINE)
+"""What numbers alone decide: the line of errors with its mark and kinds, and which boundary is at its limit."""
 
 
 class Stale(Exception):
@@ -133,8 +135,8 @@ def _recording(page: str, trace: str) -> str:
 
 
 def words(text: str) -> str:
-    """Return what does not vary between machines: no numbers, no line breaks."""
-    return " ".join(NUMBER.sub("#", text).split())
+    """Return what does not vary between machines: no numbers, nothing that they decide, no line breaks."""
+    return " ".join(NUMBER.sub("#", DRAWN.sub("", text)).split())
 
 
 def outputs_of(path: Path) -> list[Shown]:
