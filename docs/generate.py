@@ -43,7 +43,7 @@ SECTION = re.compile(r"^### (\S+)$", re.MULTILINE)
 CASE = "zoo "
 NUMBER = re.compile(r"[-+]?\d[\d,.]*(e[-+]?\d+)?")
 DRAWN = re.compile(r"^  [▁-█]+\n.*\n.*\n|^nearest to its limit:.*\n(?:  .*\n)*", re.MULTILINE)
-"""What numbers alone decide: the line of errors with its mark and kinds, and which boundary is at its limit."""
+"""What numbers alone decide: the line of errors with its mark and kinds, and what is nearest to its limit."""
 
 
 class Stale(Exception):
