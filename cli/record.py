@@ -10,7 +10,8 @@ import click
 
 from tensortrace.cli.command import Command
 from tensortrace.cli.render.live import Live, ending
-from tensortrace.tracer import launch
+from tensortrace.tracer import job_step, launch
+from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.options import parse_start, resolve
 from tensortrace.tracer.settings import Compress
 
@@ -139,6 +140,11 @@ def command(
     )  # fmt: skip
     described = None if layout is None else _checked(layout)
     if force and not dry_run:
+        if job_step.shared_run(os.environ):  # which of its tasks would come first?
+            raise BadRequest(
+                "--force: several tasks of this Slurm step record into one folder",
+                remedy="name it by the job, such as -o runs/$SLURM_JOB_ID",
+            )
         launch.clear(output)
     if options := settings.start.options():
         asked = " ".join(f"--{name} {value}".removesuffix(" True") for name, value in options.items())
@@ -152,7 +158,7 @@ def command(
         click.echo(f"trace: error: {error}", err=True)
         return error.exit_code
     live.end()
-    for line in [] if dry_run else ending(outcome, output):
+    for line in [] if dry_run or outcome.joined else ending(outcome, output):
         click.echo(line, err=True)
     return launch.exit_code(outcome, settings)
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
 import msgspec
 
-from tensortrace.tracer import layout
+from tensortrace.tracer import job_step, layout
+from tensortrace.tracer.alive import is_alive
 from tensortrace.tracer.environment import launch_environment
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.launch_signal import signal_ranks
@@ -45,12 +47,14 @@ _FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
 class Outcome(msgspec.Struct, frozen=True):
     """How a recorded command ended: its exit code (128+n for signal n), and what its ranks left.
 
-    ``stopped_by`` is the signal that asked this program to stop meanwhile, None where none did.
+    ``stopped_by`` is the signal that asked this program to stop meanwhile, None where none did. ``joined``
+    tells that another task of the same step began the trace, and speaks for it.
     """
 
     exit_code: int
     ranks: tuple[RankProgress, ...]
     stopped_by: int | None = None
+    joined: bool = False
 
 
 class CannotStart(BadRequest):
@@ -77,10 +81,16 @@ def run(
     where ``output`` takes that, and signals are forwarded. ``observe`` gets the state of all ranks about
     once a second. ``described`` is the text of the run's layout file, which is kept in the trace and read
     there by the ranks. Raises BadRequest where the output exists, CannotStart where the command cannot run.
+
+    Of the tasks of a Slurm step that record into one folder the first begins the trace, and ends it with its
+    own command's code; the others join it.
     """
-    root = Path(settings.root)
-    check(command, None if settings.dry_run else root, folder)
-    manifest = None if settings.dry_run else begin_trace(root, command, settings, environ, described, folder)
+    root, shared = Path(settings.root), job_step.shared_run(environ)
+    check(command, None if settings.dry_run else root, folder, shared=shared)
+    manifest = None
+    if not settings.dry_run:
+        manifest = _begin_or_join(root, command, settings, environ, described, folder, shared)
+    joined = manifest is None and not settings.dry_run
     if manifest is not None and described is not None:
         settings = msgspec.structs.replace(settings, layout=str(root / layout.LAYOUT))
     try:
@@ -90,7 +100,7 @@ def run(
         exit_code, stopped_by = _execute(
             command,
             child_environ(settings, environ),
-            lambda: observe(look(root)),
+            (lambda: None) if joined else lambda: observe(look(root)),
             instead,
             folder,
             output,
@@ -102,14 +112,37 @@ def run(
     ranks = look(root)
     if manifest is not None:
         finish_trace(root, manifest, exit_code, ranks)
-    return Outcome(exit_code, ranks, stopped_by)
+    if shared is not None:  # other tasks may be at work still
+        ranks = tuple(rank for rank in ranks if rank.ended is not None or _was_killed(rank))
+    return Outcome(exit_code, ranks, stopped_by, joined)
 
 
-def check(command: Sequence[str], root: Path | None = None, folder: Path | None = None) -> None:
+def check(
+    command: Sequence[str], root: Path | None = None, folder: Path | None = None, *, shared: str | None = None
+) -> None:
     """Raise what ``run`` would before anything starts: CannotStart, or BadRequest where ``root`` exists."""
     _check_command(command, folder or Path())
-    if root is not None and root.exists() and (not root.is_dir() or any(root.iterdir())):
+    if root is None or not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        return
+    if shared is None or not job_step.began(root / layout.MANIFEST, shared):
         raise BadRequest(f"output {root} exists", remedy="choose another or pass --force")
+
+
+def _was_killed(rank: RankProgress) -> bool:
+    return rank.host == socket.gethostname() and not is_alive(rank.pid)
+
+
+def _begin_or_join(
+    root: Path, command: Sequence[str], settings: Settings, environ: Mapping[str, str],
+    described: bytes | None, folder: Path | None, shared: str | None,
+) -> Manifest | None:  # fmt: skip
+    """Begin the trace and return its manifest; None where another task of the step has begun it."""
+    try:
+        return begin_trace(root, command, settings, environ, described, folder, run_id=shared)
+    except BadRequest:
+        if shared is None or not job_step.began(root / layout.MANIFEST, shared):
+            raise
+        return None
 
 
 def exit_code(outcome: Outcome, settings: Settings) -> int:
@@ -171,16 +204,18 @@ def begin_trace(
     environ: Mapping[str, str],
     described: bytes | None = None,
     folder: Path | None = None,
+    *,
+    run_id: str | None = None,
 ) -> Manifest:
     """Write ``trace.json`` of a run that is about to start, and return it; beside it the run's layout file.
 
-    ``folder`` is where it will run, else the present one.
+    ``folder`` is where it will run, else the present one. Without ``run_id`` it gets a name of its own.
 
     Raises BadRequest where there is one already or where it cannot be written.
     """
     manifest = Manifest(
         format=layout.version_of(settings.promise),
-        run_id=uuid.uuid4().hex,
+        run_id=run_id or uuid.uuid4().hex,
         command=mask_arguments(command),
         started_at=time.time(),
         promise=settings.promise,
@@ -203,7 +238,8 @@ def begin_trace(
 def _abandon(root: Path) -> None:
     (root / layout.MANIFEST).unlink()
     (root / layout.LAYOUT).unlink(missing_ok=True)
-    root.rmdir()
+    with suppress(OSError):  # another task of the step may have begun in it
+        root.rmdir()
 
 
 def finish_trace(root: Path, manifest: Manifest, exit_code: int, ranks: tuple[RankProgress, ...]) -> None:

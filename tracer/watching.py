@@ -122,8 +122,11 @@ class Watcher:
         self, ranks: tuple[RankProgress, ...], running: list[RankProgress], manifest: Manifest | None,
         clock: float,
     ) -> bool:  # fmt: skip
-        if manifest is not None and manifest.ended_at is not None:
+        ended = manifest is not None and manifest.ended_at is not None
+        if ended and not running:
             return True
+        if ended:  # other tasks of a step may be at work still, or ranks that outlived their launcher
+            return time.time() - max(rank.moved_at for rank in running) >= GRACE_S
         if running or not ranks:
             self._still_since = None
             return False

@@ -21,6 +21,7 @@ LAYERS = """
   < tracer.keeping
   < tracer.rules
   < tracer.options | tracer.request | tracer.claim | tracer.latest | tracer.room | tracer.progress
+    | tracer.job_step
     | tracer.manifest_safetensors
   < tracer.placements | tracer.watching
   < tracer.reader | tracer.writer | tracer.hooks
