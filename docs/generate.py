@@ -79,8 +79,9 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.zoo = Recordings(folder, fork=True)
-        with contextlib.suppress(FileExistsError):  # another job was quicker
-            (folder / "examples").symlink_to(ROOT / "examples")
+        for programs in ("examples", "tests"):
+            with contextlib.suppress(FileExistsError):  # another job was quicker
+                (folder / programs).symlink_to(ROOT / programs)
 
     def output(self, shown: Shown) -> str:
         """Return what a command or a case of the zoo says."""
