@@ -21,7 +21,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "docs.commands_pages",
-    "docs.inline_drawings",
+    "docs.site_pages",
 ]
 exclude_patterns = ["_build"]
 
@@ -43,9 +43,17 @@ html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 pygments_style = "friendly"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#1f5fbf", "color-brand-content": "#1f5fbf"},
-    "dark_css_variables": {"color-brand-primary": "#7fb2ff", "color-brand-content": "#7fb2ff"},
+    "light_css_variables": {
+        "color-brand-primary": "#1f5fbf",
+        "color-brand-content": "#1f5fbf",
+        "color-code-background": "#f3f4f6",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#7fb2ff",
+        "color-brand-content": "#7fb2ff",
+        "color-code-background": "#1b1e23",
+    },
     "footer_icons": [],
 }

@@ -128,7 +128,8 @@ def in_brief(text: str) -> str:
 def _recording(page: str, trace: str) -> str:
     """Return the page's command that records a trace, without the folder of its environment."""
     blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    commands = [part.strip() for block in blocks for part in re.split(r"&&|\n", block)]
+    whole = "\n".join(blocks).replace("\\\n", " ")  # continued lines
+    commands = [part.strip() for part in re.split(r"&&|\n", whole)]
     for command in commands:
         if "trace record" in command and f"-o {trace} " in command:
             return command.replace(".venv/bin/", "")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import click
 import pytest
 
+from docs.generate import CASE, outputs_of
 from tensortrace.cli.main import COMMANDS
 from tests.unit.docs import shown
 
@@ -92,3 +94,15 @@ def of_programs() -> set[str]:
 def test_an_option_that_a_command_does_not_have_is_told() -> None:
     with pytest.raises(click.NoSuchOption):
         shown.parse("diff", ["a", "b", "--flor", "c"])
+
+
+def test_an_output_is_of_a_command_that_the_same_page_shows() -> None:
+    shown_by_page = {(line.page, shlex.join(line.words)) for line in LINES}
+    made = [
+        (output.path.name, shlex.join(shlex.split(output.command)))
+        for page in shown.PAGES
+        for output in outputs_of(page)
+        if not output.command.startswith(CASE)
+    ]
+    assert len(made) >= 2
+    assert [pair for pair in made if pair not in shown_by_page] == []
