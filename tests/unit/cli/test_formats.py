@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tensortrace.cli.formats.compared import of_comparison
+from tensortrace.cli.formats.compared import of_comparison, of_resume
 from tensortrace.cli.formats.github import AT_MOST, MESSAGE, SUMMARY_BYTES, TITLE, append_summary, github
 from tensortrace.cli.formats.junit import junit
 from tensortrace.cli.formats.markdown import LIMIT, markdown
+from tensortrace.cli.formats.replayed import of_forced, of_replay
 from tensortrace.cli.formats.source_files import finder
 from tensortrace.cli.formats.validated import of_validation
 from tensortrace.diff.result import Coverage, Missing, Result
+from tensortrace.diff.resume import ResumeResult
+from tensortrace.replay.forced import Faulty, Forced
+from tensortrace.replay.result import Replay
 from tensortrace.replay.validate.result import CellResult, Validation
 from tests.unit.cli.samples import DIVERGENT, EQUIVALENT, INCOMPLETE, LR, TOKEN_WEIGHT, where
 
@@ -242,6 +246,49 @@ def test_a_link_out_of_the_folder_is_not_named(tmp_path: Path) -> None:
     (folder / "out.py").symlink_to(tmp_path / "out.py")
     assert finder(folder, folder)("out.py:3") is None
     assert finder(folder, tmp_path)("out.py:3") == (Path("out.py"), 3)
+
+
+def test_a_resumed_run_has_the_kinds_of_both_parts_and_the_place_of_the_divergent_one() -> None:
+    whole = ResumeResult(
+        verdict="divergent", headline="divergent after it was resumed at step 3", step=3, before=EQUIVALENT,
+        after=DIVERGENT,
+    )  # fmt: skip
+    summary = of_resume(whole)
+    found = cases(junit(summary))
+    assert found["before the interruption: param"] == "passed"
+    assert found["after the interruption: loss"] == "failure"
+    assert markdown(summary).startswith("**DIVERGENT** after it was resumed at step 3\n")
+    assert annotations(github(summary, nowhere))[0].startswith("::error title=step 0")
+
+
+REPLAY = Replay(
+    verdict="mismatch", headline="mismatch at step 0: loss", run=DIVERGENT.a, objective=None,
+    first_mismatch=TOKEN_WEIGHT, causes=DIVERGENT.causes, mismatches=(TOKEN_WEIGHT,),
+    replayed={"loss": 4, "param": 8}, bitwise_equal=3, recomputed=0, not_replayed=(), lost=("rank 1: killed",),
+)  # fmt: skip
+
+
+def test_a_replay_fails_in_the_kinds_that_mismatch_and_where_the_trace_is_not_whole() -> None:
+    summary = of_replay(REPLAY)
+    assert cases(junit(summary)) == {"loss": "failure", "param": "passed", "coverage": "failure"}
+    assert "**First mismatch: step 0, microbatch 0: loss cross\\_entropy weight**" in markdown(summary)
+    assert [line.split(" ")[0] for line in annotations(github(summary, nowhere))] == ["::error", "::warning"]
+
+
+def test_a_live_run_has_a_case_for_each_place_that_errs() -> None:
+    faulty = Faulty(
+        "module", "layers.1", 0.1, None, ("forward",), (0,), TOKEN_WEIGHT, DIVERGENT.causes, (), 1
+    )
+    result = Forced(
+        verdict="mismatch", headline="mismatch in 1 place", recorded=DIVERGENT.a, live=DIVERGENT.b,
+        command=("python",), kinds=("inputs",), forced={}, not_forced=(), faulty=(faulty,), compared=9,
+        bitwise_equal=8, follow=0,
+    )  # fmt: skip
+    assert cases(junit(of_forced(result))) == {"layers.1": "failure", "coverage": "passed"}
+    assert "| layers.1 | forward | step 0, microbatch 0: loss" in markdown(of_forced(result))
+    assert annotations(github(of_forced(result), nowhere))[0].startswith(
+        "::error title=layers.1::local means"
+    )
 
 
 def validation(verdict: str) -> Validation:
