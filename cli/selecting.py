@@ -7,9 +7,19 @@ from typing import Any
 
 import click
 
+from tensortrace.cli.completing import kinds
+
 _OPTIONS = (
     click.option("--step", "--steps", "steps", default="", metavar="init,0-3", help="Only these steps."),
-    click.option("--kind", "--kinds", "kinds", default="", metavar="K,…", help="Only these kinds."),
+    click.option(
+        "--kind",
+        "--kinds",
+        "kinds",
+        default="",
+        metavar="K,…",
+        shell_complete=kinds,
+        help="Only these kinds.",
+    ),
     click.option("--name", metavar="GLOB", help="Only the boundaries with this name."),
     click.option("--rank", "ranks", multiple=True, type=int, metavar="N", help="Only this rank; repeatable."),
 )

@@ -8,6 +8,7 @@ import click
 
 from tensortrace.cli.command import Command
 from tensortrace.cli.comparing import TRACE
+from tensortrace.cli.completing import TracePath
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
 from tensortrace.cli.selecting import selection_options
@@ -18,8 +19,8 @@ ONE, BOTH = ("safetensors", "npz", "chrome"), ("tensorboard", "wandb")
 
 
 @click.command("export", cls=Command)
-@click.argument("a", type=TRACE)
-@click.argument("b", type=TRACE, required=False)
+@click.argument("a", type=TracePath())
+@click.argument("b", type=TracePath(), required=False)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Write this.")
 @click.option("--format", "form", required=True, type=click.Choice([*ONE, *BOTH]), help="For which tool.")
 @selection_options

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tensortrace import tracer
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.types import INIT_STEP, Entry, Key, Kind, Mesh, Placement
 from tests import harness
@@ -202,6 +203,24 @@ def test_the_parts_of_each_parameter_make_the_whole(recorded: dict[str, Recorded
     for parameter, value in after.items():
         if not parameter.endswith("k.bias"):  # its gradient is noise around 0, of which Adam takes the sign
             assert_near(value, run.reference[f"param/{parameter}"], parameter)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_opened_trace_gives_what_the_parts_make(recorded: dict[str, Recorded], name: str) -> None:
+    run = recorded[name]
+    trace = tracer.open(run.trace.path)
+    for key, parts in run.of(Kind.PARAM, "model"):
+        assert np.array_equal(trace["param", key.name, 0], whole(parts)), key
+    for key, parts in run.of(Kind.OPTIMIZER_STATE, "exp_avg"):
+        found = trace.get("optimizer_state", key.name, step=0, slot="exp_avg")
+        assert np.array_equal(found, whole(parts)), key
+    for key, parts in run.of(Kind.ACTIVATION, "out"):
+        if key.microbatch == 1 and key.name == "norm":
+            cells = [
+                [part for part in parts if part.cell == cell] for cell in sorted({p.cell for p in parts})
+            ]
+            found = trace["activation", "norm", 0, 1]
+            assert np.array_equal(found, np.concatenate([whole(cell) for cell in cells]))
 
 
 @pytest.mark.parametrize("name", COMPARABLE)
