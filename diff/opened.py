@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Self, overload
 
 import numpy as np
 
-from tensortrace.diff.catalog import Catalog
+from tensortrace.diff.catalog import Catalog, Slot
 from tensortrace.diff.joining import join
 from tensortrace.diff.notebook import card, listing, table
 from tensortrace.diff.relaid import laid_out
@@ -160,10 +160,8 @@ class OpenTrace:
         """Yield what a request asks for, as ``boundaries`` does."""
         for step in self._all_steps:
             if request.wants_step(step):
-                found = [t for t in self._of_step(step) if request.wants_key(t.kind, t.name)]
-                for rank in request.ranks:
-                    found = [t for t in found if rank in t.ranks]
-                yield from found
+                found = self._of_step(step, lambda key: request.wants_key(key.kind, key.name))
+                yield from (held for each in found if (held := _of_ranks(each, request.ranks)) is not None)
 
     def get(
         self, kind: str, name: str, *, step: StepLabel, microbatch: int | None = None,
@@ -184,12 +182,12 @@ class OpenTrace:
         if number not in steps:
             recorded = _some(_label(n) for n in sorted(steps))
             raise NoSuchBoundary(f"{self._shown}: no {kind} {safe(name)!r} of step {step}; steps: {recorded}")
+        wanted = (kind, name, slot, call)
         found = [
-            tensor
-            for tensor in self._of_step(number)
-            if (tensor.kind, tensor.name, tensor.slot, tensor.call) == (kind, name, slot, call)
-            and tensor.eval_pass is None
-            and (rank is None or rank in tensor.ranks)
+            held
+            for each in self._of_step(number, lambda key: (key.kind, key.name, key.slot, key.call) == wanted)
+            if each.eval_pass is None
+            and (held := _of_ranks(each, () if rank is None else (rank,))) is not None
         ]
         whole = [tensor for tensor in found if tensor.microbatch is None]
         if microbatch is not None:
@@ -201,7 +199,7 @@ class OpenTrace:
                 f"{self._shown}: no {kind} {safe(name)!r} {safe(slot)} of step {step} has this microbatch, "
                 "call and rank"
             )
-        return join(self.catalog.view(number), [_of_rank(tensor, rank) for tensor in found])
+        return join(self.catalog.view(number), found)
 
     @overload
     def __getitem__(self, key: tuple[str, str]) -> OverSteps: ...
@@ -332,12 +330,13 @@ class OpenTrace:
             raise self._no(f"slot {safe(slot)!r} of {kind} {safe(name)!r}", slot, slots)
         return slot, slots[slot]
 
-    def _of_step(self, step: int) -> list[GlobalTensor]:
+    def _of_step(self, step: int, wanted: Callable[[Slot], bool]) -> list[GlobalTensor]:
+        """Return the tensors recorded in a step whose keys are wanted, in the order of events."""
         found = [
             tensor
-            for slot, items in self.catalog.view(step).items.items()
-            if step in self._known.get(slot.kind, {}).get(slot.name, {}).get(slot.slot, ())
-            for tensor in global_tensors(step, slot, items)
+            for key, items in self.catalog.view(step).items.items()
+            if wanted(key) and step in self._known.get(key.kind, {}).get(key.name, {}).get(key.slot, ())
+            for tensor in global_tensors(step, key, items)
         ]
         return sorted(found, key=lambda tensor: min(item.entry.event for item in tensor.items))
 
@@ -347,10 +346,12 @@ class OpenTrace:
         return NoSuchBoundary(f"{self._shown}: no {what}", remedy=likely)
 
 
-def _of_rank(tensor: GlobalTensor, rank: int | None) -> GlobalTensor:
-    """Return the tensor as a rank has it: of several copies its own."""
-    own = tuple(item for item in tensor.items if rank in item.ranks)
-    return tensor if rank is None else replace(tensor, items=own)
+def _of_ranks(tensor: GlobalTensor, ranks: tuple[int, ...]) -> GlobalTensor | None:
+    """Return the tensor with the copies that these ranks take part in; None where there are none."""
+    if not ranks:
+        return tensor
+    own = tuple(item for item in tensor.items if not set(ranks).isdisjoint(item.ranks))
+    return replace(tensor, items=own) if own else None
 
 
 def _ranges(step: int | str) -> tuple[tuple[int, int], ...]:

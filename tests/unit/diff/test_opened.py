@@ -13,6 +13,7 @@ from tensortrace import tracer
 from tensortrace.diff.opened import NoSuchBoundary, OpenTrace
 from tensortrace.tracer.errors import BadRequest, TraceError
 from tensortrace.tracer.reader_rank import RankTrace
+from tensortrace.tracer.request import Request
 from tensortrace.tracer.types import Kind, Mesh, Placement, Shard
 from tests.simulated import Documents, Program
 from tests.synthetic import write_trace
@@ -162,3 +163,11 @@ def test_copies_that_differ_are_told_and_each_rank_keeps_its_own(tmp_path: Path)
     assert not tensor.copies_agree
     assert np.array_equal(trace["param", "w", 0], WHOLE)
     assert np.array_equal(trace.get("param", "w", step=0, rank=1), WHOLE + 1)
+    (own,) = trace.boundaries(rank=1)
+    assert np.array_equal(own.read(), WHOLE + 1)
+
+
+def test_several_ranks_are_any_of_them(tmp_path: Path) -> None:
+    names = ("x", "y", "z")
+    trace = tracer.open(write_trace(tmp_path / "t", [[(PARAM | {"name": n}, WHOLE)] for n in names]))
+    assert [t.name for t in trace.wanted(Request(ranks=(0, 2)))] == ["x", "z"]
