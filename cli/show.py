@@ -18,6 +18,7 @@ from tensortrace.cli.render.page import Page, look_of
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
 from tensortrace.cli.render.tree import tree
+from tensortrace.cli.selecting import selection_options
 from tensortrace.cli.tensors import Found, document
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.request import Request, parse_request
@@ -31,10 +32,7 @@ WHOLE = 8
 
 @click.command("show", cls=Command)
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--step", "--steps", "steps", default="", metavar="init,0-3", help="Only these steps.")
-@click.option("--kind", "--kinds", "kinds", default="", metavar="K,…", help="Only these kinds.")
-@click.option("--name", metavar="GLOB", help="Only the boundaries with this name.")
-@click.option("--rank", "ranks", multiple=True, type=int, metavar="N", help="Only this rank; repeatable.")
+@selection_options
 @click.option("--tree", "as_tree", is_flag=True, help="The modules that the selection is in, a line each.")
 @click.option("--depth", type=click.IntRange(1), metavar="N", help="Levels of the tree; default what fits.")
 @click.option("--values", is_flag=True, help="Print values too; each tensor's digest is checked.")
