@@ -264,7 +264,8 @@ def test_a_resumed_run_has_the_kinds_of_both_parts_and_the_place_of_the_divergen
 REPLAY = Replay(
     verdict="mismatch", headline="mismatch at step 0: loss", run=DIVERGENT.a, objective=None,
     first_mismatch=TOKEN_WEIGHT, causes=DIVERGENT.causes, mismatches=(TOKEN_WEIGHT,),
-    replayed={"loss": 4, "param": 8}, bitwise_equal=3, recomputed=0, not_replayed=(), lost=("rank 1: killed",),
+    replayed={"loss": 4, "param": 8}, bitwise_equal=3, recomputed=0, not_replayed=(),
+    lost=("rank 1: killed",),
 )  # fmt: skip
 
 
