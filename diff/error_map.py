@@ -218,6 +218,10 @@ def _named(key: tuple[int, int], several: bool) -> str:
     return f"rank {key[0]}, microbatch {key[1]}" if several else f"rank {key[0]}"
 
 
+def _together(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
 def _of_shards(
     items: Sequence[Item], shape: tuple[int, ...], matrix: _Matrix, *, by_row: bool
 ) -> tuple[Part, ...]:
@@ -235,7 +239,7 @@ def _of_shards(
             held.setdefault(box, []).append(part.rank)
     if len(held) > MOST_PARTS:
         return ()
-    return tuple(Part("rank " + ", ".join(map(str, ranks)), *box) for box, ranks in sorted(held.items()))
+    return tuple(Part(_together(ranks), *box) for box, ranks in sorted(held.items()))
 
 
 def _dims(region: Region, shape: tuple[int, ...], *, by_row: bool) -> Sequence[Intervals] | None:

@@ -25,6 +25,7 @@ from tensortrace.tracer.types import Kind, Meta
 from tests import browser
 from tests.browser import Browser, Page
 from tests.simulated import HIDDEN, At, Program
+from tests.synthetic import write_trace
 
 pytestmark = pytest.mark.skipif(browser.installed() is None, reason="needs Chromium")
 
@@ -252,6 +253,66 @@ def test_a_boundary_is_found_by_words_of_its_name(page: Page) -> None:
     ]
     page.eval("document.querySelector('#found a').click()")
     page.until("document.getElementById('detail').innerText.includes('param head.bias model')")
+
+
+def test_keys_choose_among_what_is_found_and_tell_of_themselves(page: Page) -> None:
+    page.press("/")
+    page.call("Input.insertText", {"text": "head.bias"})
+    page.press("ArrowDown")
+    chosen = page.eval("document.activeElement.hash")
+    page.press("Enter")
+    page.until(f"location.hash === {json.dumps(chosen)}")
+    assert page.eval("document.activeElement.id") == "heat"
+    page.press("?")
+    assert page.eval("document.getElementById('help').open") is True
+    page.press("?")
+    assert page.eval("document.getElementById('help').open") is False
+
+
+def test_a_chart_and_a_cell_tell_their_numbers_where_they_are_pointed_at(page: Page) -> None:
+    tip = "document.getElementById('tip')"
+    x, y = middle_of(page, rung(page, "activation", "head", "out"), STEPS.index(2))
+    page.call("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
+    page.settle()
+    assert page.eval(f"{tip}.innerText").startswith("activation head out")
+    page.eval("document.querySelector('#growth svg[data-chart]').focus()")
+    page.press("ArrowRight")
+    place = embedded(page)["charts"][0]["places"][0]
+    assert place["name"] in page.eval(f"{tip}.innerText")
+    assert place["values"][1] in page.eval(f"{tip}.innerText")
+    page.press("Enter")
+    page.until(f"location.hash === {json.dumps(place['cell'])}")
+
+
+def test_the_command_of_a_cell_shows_its_values(page: Page, traces: tuple[Path, Path]) -> None:
+    page.eval(f"location.hash = '#cell-{rung(page, 'activation', 'head', 'out')}-2'")
+    page.until("document.querySelector('#detail code').textContent.includes('--step 2')")
+    told = page.eval("document.querySelector('#detail code').textContent")
+    assert told == f"trace show {traces[1]} --step 2 --kind activation --name head --values"
+
+
+NAMES = ("a" * 4000, "</script><script>window.intruder=3</script>", "__proto__")
+
+
+def test_names_and_numbers_of_every_kind_are_only_shown(window: Page, tmp_path: Path) -> None:
+    """A name of 4,000 letters, one that would end the script; NaN and infinities in both runs."""
+    values = np.array([np.nan, np.inf, -np.inf, 0.0, 1e-45, 3e38], np.float32)
+    for run, tensor in (("a", values), ("b", values[::-1].copy())):
+        write_trace(tmp_path / run, [[
+            ({"step": step, "microbatch": None, "kind": Kind.PARAM, "name": name, "slot": "model"}, tensor)
+            for step in (-1, 0, 1) for name in NAMES
+        ]])  # fmt: skip
+    target = tmp_path / "r.html"
+    assert main.run(["report", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(target)]) == 0
+    page = shown(window, target, width=400)
+    assert page.complaints == []
+    assert page.eval("window.intruder") is None
+    assert page.eval("document.documentElement.scrollWidth") <= 400
+    assert "origin" in detail(page)
+    page.eval("document.getElementById('heat').focus({preventScroll: true})")
+    for key in ("ArrowRight", "End", "n", "Enter"):
+        page.press(key)
+    assert page.complaints == []
 
 
 def test_an_address_of_a_cell_opens_it(window: Page, report: Path) -> None:

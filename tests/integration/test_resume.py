@@ -126,3 +126,19 @@ def test_what_makes_no_sense_is_one_line(traces: Path, capsys: pytest.CaptureFix
         said = capsys.readouterr().err
         assert said.count("\n") == 1
         assert expected in said
+
+
+def test_the_report_shows_both_comparisons_over_all_steps(traces: Path, tmp_path: Path) -> None:
+    target = tmp_path / "r.html"
+    paths = [str(traces / name) for name in ("full", "first", "moments")]
+    assert run(["report", "--resume", *paths, "-o", str(target)]) == 0
+    text = target.read_text(encoding="utf-8")
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert data["ladder"]["steps"][:4] == ["init", 0, 1, "resumed"]
+    assert data["ladder"]["resumed"] == SAVED + 1
+    assert data["ladder"]["first"][1] == data["ladder"]["resumed"]
+    assert [(r["path"], r["begins"], r["offset"]) for r in data["recordings"]] == [
+        (paths[1], None, 0), (paths[2], SAVED, SAVED),
+    ]  # fmt: skip
+    assert "trace diff --resume" in text
+    assert run(["report", *paths, "-o", str(tmp_path / "s.html")]) == 2

@@ -19,7 +19,7 @@ const ink = (name) => {
 const RAMPS = {
   light: {
     equal: "#e6e9ed", none: "#ffffff", missing: "#9aa3ad", mark: "#111418", declared: "#8fbf9f",
-    below: ["#dcebf7", "#a6cbe8", "#5b9bd0"], above: ["#fdc073", "#f07818", "#b83e04", "#6d1f03", "#2b0b02"],
+    below: ["#cbe2f6", "#9cc5e7", "#5b9bd0"], above: ["#fdc073", "#f07818", "#b83e04", "#6d1f03", "#2b0b02"],
     spread: ["#fff3df", "#fdcf92", "#f58f35", "#c64a08", "#7a2504"],
   },
   dark: {

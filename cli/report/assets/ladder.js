@@ -18,20 +18,18 @@ const canvasOf = (canvas, width, height) => {
   return pen;
 };
 
-const hatch = (pen, x, y, width, height) => {
-  pen.save();
-  pen.beginPath();
-  pen.rect(x, y, width, height);
-  pen.clip();
-  pen.strokeStyle = ramps().none;
-  pen.lineWidth = 1.2;
-  pen.beginPath();
-  for (let offset = -height; offset < width; offset += 5) {
-    pen.moveTo(x + offset, y + height);
-    pen.lineTo(x + offset + height, y);
+const hatch = (pen) => {
+  const tile = document.createElement("canvas"); // laid from the canvas's corner, so that it goes on from cell to cell
+  tile.width = tile.height = 6;
+  const stroke = tile.getContext("2d");
+  stroke.strokeStyle = ramps().none;
+  stroke.lineWidth = 1.5;
+  for (const offset of [-6, 0, 6]) {
+    stroke.moveTo(offset, 6);
+    stroke.lineTo(offset + 6, 0);
   }
-  pen.stroke();
-  pen.restore();
+  stroke.stroke();
+  return pen.createPattern(tile, "repeat");
 };
 
 const drawHeat = () => {
@@ -42,6 +40,7 @@ const drawHeat = () => {
   const pen = canvasOf(heat, GUTTER + columns * geometry.width + 2, HEAD + rows * geometry.height + BAND);
   const { width, height } = geometry;
   const gap = width >= 6 ? 1 : 0;
+  const hatching = hatch(pen);
   for (let x = 0; x < columns; x += 1)
     for (const [y, cell] of at[x]) {
       // without a gap cells meet at whole pixels, so that no seam shows between fractions of them
@@ -49,7 +48,9 @@ const drawHeat = () => {
       const top = HEAD + y * height;
       pen.fillStyle = colorOf(cell);
       pen.fillRect(left, top, Math.max(right - left, 0.5), height - 1);
-      if (!ladder.values && states[cell[1]] === "missing") hatch(pen, left, top, right - left, height - 1);
+      if (ladder.values || states[cell[1]] !== "missing") continue;
+      pen.fillStyle = hatching;
+      pen.fillRect(left, top, Math.max(right - left, 0.5), height - 1);
     }
   if (ladder.resumed !== null) {
     pen.fillStyle = ink("--accent");
@@ -197,7 +198,10 @@ const key = (cell, text, outlined) => {
   const pen = canvasOf(box, 16, 14);
   pen.fillStyle = colorOf(cell);
   pen.fillRect(1, 1, 14, 12);
-  if (!ladder.values && states[cell[1]] === "missing") hatch(pen, 1, 1, 14, 12);
+  if (!ladder.values && states[cell[1]] === "missing") {
+    pen.fillStyle = hatch(pen);
+    pen.fillRect(1, 1, 14, 12);
+  }
   if (outlined) {
     pen.strokeStyle = ramps().mark;
     pen.lineWidth = 1.6;

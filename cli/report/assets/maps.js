@@ -48,7 +48,7 @@ const drawParts = (pen, tensor, wide, high) => {
 const labelBelow = (pen, boxes) => {
   // all as long as they fit, else all by number alone: one left out would give its place to its neighbour
   const fits = (texts) => texts.every((text, n) => pen.measureText(text).width < boxes[n].right - boxes[n].left);
-  const full = boxes.map(({ label }) => label), bare = full.map((label) => label.replace(/^rank /, ""));
+  const full = boxes.map(({ label }) => label), bare = full.map((label) => label.replace(/^ranks? /, ""));
   const texts = fits(full) ? full : fits(bare) ? bare : [];
   pen.fillStyle = ink("--muted");
   texts.forEach((text, n) => pen.fillText(text, boxes[n].left + 1, boxes[n].bottom + 9));

@@ -54,7 +54,11 @@ const escape = () => {
   const card = document.activeElement.closest(".tensor");
   if (card) location.hash = tensors[card.id.replace("tensor-", "")].cell;
 };
-const KEYS = { n: () => toOrigin(1), p: () => toOrigin(-1), d: turn, "/": () => search.focus(), "?": ask, Escape: escape };
+const seek = () => {
+  $("ladder").scrollIntoView();
+  search.focus({ preventScroll: true });
+};
+const KEYS = { n: () => toOrigin(1), p: () => toOrigin(-1), d: turn, "/": seek, "?": ask, Escape: escape };
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input")) return;
   if (!KEYS[event.key] || (help.open && event.key !== "?")) return;

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tensortrace.cli.render.numbers import counted, exactly, number, ranks, size
+from tensortrace.cli.render.numbers import counted, exactly, number, ranks, size, times
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,8 @@ def test_ranks_in_a_row_are_drawn_together() -> None:
     assert ranks((3, 0, 1, 2, 7)) == "ranks 0-3, 7"
     assert ranks([5]) == "rank 5"
     assert ranks([]) == "no rank"
+
+
+def test_a_ratio_has_its_thousands_set_apart_below_a_million() -> None:
+    told = [times(value) for value in (None, 0.4867, 999.96, 29_123.0, 133_449.0, 999_900.0, 2.5e6, math.inf)]
+    assert told == ["?", "0.4867", "1000", "29,120", "133,400", "999,900", "2.5e6", "inf"]

@@ -85,3 +85,20 @@ def test_of_many_steps_some_are_read_the_ends_among_them() -> None:
     found = thinned(range(10_000))
     assert len(found) == MOST_STEPS
     assert (found[0], found[-1]) == (0, 9_999)
+
+
+def test_a_place_tells_what_each_line_has_there() -> None:
+    lines = [
+        Line("a", "a", [Point(0, 1.0, "x"), Point(1, 2.0)]),
+        Line("b", "b", [Point(0, None), Point(1, 4.0, "y")]),
+    ]
+    found = chart("t", lines)
+    assert found is not None
+    assert [(place.name, place.values) for place in found.places] == [("x", ("1", "-")), ("y", ("2", "4"))]
+
+
+def test_of_texts_that_would_lie_over_each_other_the_first_stays() -> None:
+    line = Line("a", "a", [Point(n, float(n)) for n in range(11)])
+    found = chart("t", [line], x_ticks=[(5, "blocks.0"), (6, "blocks.1"), (1, "token")])
+    assert found is not None
+    assert [tick.text for tick in found.x_ticks] == ["blocks.0", "token"]

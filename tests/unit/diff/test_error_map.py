@@ -150,7 +150,7 @@ def test_ranks_of_one_part_share_its_label_and_summands_have_no_borders() -> Non
     whole = Region((4, 6), (((0, 4),), ((0, 6),)))
     left, right = Region((4, 6), (((0, 4),), ((0, 3),))), Region((4, 6), (((0, 4),), ((3, 6),)))
     labels = [part.label for part in mapped(A, NEXT, held(left, left, right)).parts]
-    assert labels == ["rank 0, 1", "rank 2"]
+    assert labels == ["ranks 0, 1", "rank 2"]
     assert mapped(A, NEXT, held(whole, whole, partial=(0,), partial_shape=(2,), ops=("sum",))).parts == ()
 
 
