@@ -30,9 +30,12 @@ from tensortrace.diff.overflow import where_finite
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPlan, is_early, is_late
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.result import Judgement, Metrics
-from tensortrace.diff.stream import Streamed, block_of
+from tensortrace.diff.stream import Streamed, block_of, whole
 from tensortrace.diff.tolerance import Error, Measured, judge_exact, judge_model, measure_peak
 from tensortrace.tracer.types import Kind
+
+_LOOKED_INTO = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRAD})
+"""Kinds of which more is noted than how far the two sides are apart."""
 
 _INHERITED = "what it was computed from was not recorded: differences up to"
 
@@ -181,6 +184,8 @@ class Execution:
         overflowed = entry.slot.kind in GRADIENTS and pair.overflowed
         try:
             loaded = self.ahead.take(entry)
+            if overflowed or entry.slot.kind in _LOOKED_INTO:
+                loaded = whole(loaded)
             self._compare(node, entry, where_finite(loaded) if overflowed else loaded, pair, eps, rule)
         except (NotComparable, Unplaceable) as failed:
             if overflowed:
@@ -254,7 +259,7 @@ class Execution:
             shapes = f"{list(loaded.a.shape)} in a, {list(loaded.b.shape)} in b"
             raise NotComparable(f"global shapes differ: {shapes}")
         eps = self.judge.eps(node, entry, run_eps)
-        measured, quick = self.judge.measure(node, entry, loaded, pair, eps)
+        measured, loaded, quick = self.judge.measure(node, entry, loaded, pair, eps)
         metrics = measured.metrics
         self._count(node, equal=metrics.equal)
         noted = measured
@@ -271,6 +276,8 @@ class Execution:
             loaded, metrics, judgement, origin = broken.loaded, broken.metrics, broken.judgement, "own"
         if origin == "unknown" and not entry.exact and not self.judge.exact:
             judgement = self.judge.but_for_silent(node, entry, loaded, measured, judgement, eps)
+        if judgement.ratio > 1:
+            loaded = whole(loaded)
         if judgement.ratio > 1 and origin == "unknown" and entry.quiet and isinstance(loaded, Assembled):
             judgement = self.judge.without_noise(node, entry, loaded, eps) or judgement
         if judgement.ratio > 1 and origin == "unknown" and node.slot.kind == Kind.LOCAL_GRAD and eps:

@@ -27,7 +27,7 @@ from tensortrace.diff.plan.steps import judge_update
 from tensortrace.diff.quick import Given, far_inside, is_one
 from tensortrace.diff.result import Judgement, Metrics
 from tensortrace.diff.silent import without_shift
-from tensortrace.diff.stream import Same, Streamed, finite_of, norm_of
+from tensortrace.diff.stream import Same, Streamed, finite_of, norm_of, whole
 from tensortrace.diff.tolerance import Measured, judge_exact, judge_model, measure_peak, own_error
 from tensortrace.tracer.types import Kind
 
@@ -67,15 +67,22 @@ class Judge:
 
     def measure(
         self, node: Node, entry: Comparison, loaded: Assembled | Streamed, pair: StepPair, eps: float
-    ) -> tuple[Measured, bool]:
-        """Return what is measured of a pair, and whether quickly: its extremes are left out then."""
+    ) -> tuple[Measured, Assembled | Streamed, bool]:
+        """Return what is measured of a pair, the pair, read if need be, and whether it was measured quickly.
+
+        Its extremes are left out then.
+        """
         terms = max(self.known.terms(node, entry, loaded.shape, pair), entry.terms)
         if (same := _by_statistics(entry, loaded)) is not None:
-            return Measured(same, 0.0, terms), False
+            return Measured(same, 0.0, terms), loaded, False
         spacing, exact = max(eps, stored_eps(entry)), entry.exact or self.exact or not eps
-        given = Given(eps, spacing, terms, self.noise(node, entry), self.floors.get(node))
+        norm = _recorded_norm(entry, loaded)
+        given = Given(eps, spacing, terms, self.noise(node, entry), self.floors.get(node), norm)
         quick = None if exact or entry.summed else far_inside(node, loaded, self.known, given)
-        return quick or self._exactly(node, entry, loaded, given), quick is not None
+        if quick is not None:
+            return quick, loaded, True
+        loaded = whole(loaded)
+        return self._exactly(node, entry, loaded, given), loaded, False
 
     def _exactly(self, node: Node, entry: Comparison, loaded: Assembled | Streamed, given: Given) -> Measured:
         metrics = measure_loaded(loaded, given.eps or EPS["float64"], exact=self.exact)
@@ -128,15 +135,18 @@ class Judge:
 
     def but_for_silent(
         self, node: Node, entry: Comparison, loaded: Assembled | Streamed, measured: Measured,
-        whole: Judgement, eps: float,
+        judged: Judgement, eps: float,
     ) -> Judgement:  # fmt: skip
-        """Judge as if the parameters without effect agreed; ``whole`` is the judgement of all that differs.
+        """Judge as if the parameters without effect agreed; ``judged`` is the judgement of all that differs.
 
         What lies before the point where their effect is lost differs by a shift: it is judged without.
         """
         effective = self.known.effective(node, measured.size)
-        if effective is None or whole.ratio > SHIFTED or not isinstance(loaded, Assembled | Same):
-            return whole
+        if effective is None or judged.ratio > SHIFTED:
+            return judged
+        loaded = whole(loaded)
+        if not isinstance(loaded, Assembled | Same):
+            return judged
         agreeing = [e for e in effective if not e.diverges]
         noise, floor = self.noise(node, entry), self.floors.get(node)
         judgement = judge_model(measured, eps, agreeing, noise=noise, floor=floor)
@@ -144,13 +154,13 @@ class Judge:
             return judgement
         quiet = without_shift(loaded)
         if quiet is None:
-            return whole if whole.ratio > 1 else judgement
+            return judged if judged.ratio > 1 else judgement
         metrics = measure_blocks(quiet.shape, quiet.blocks(), eps=eps)
         left = self._measured(node, quiet, metrics, measured.terms, eps)
         judgement = judge_model(left, eps, agreeing, noise=noise, floor=floor)
         if judgement.ratio <= 1:
             self.known.note_without(node, quiet, measured)
-        return whole if judgement.ratio > 1 and whole.ratio > 1 else judgement
+        return judged if judgement.ratio > 1 and judged.ratio > 1 else judgement
 
     def in_order(
         self, node: Node, entry: Comparison, shape: tuple[int, ...], measured: Measured, whole: Judgement,
@@ -178,6 +188,14 @@ class Judge:
         measured = self._measured(node, quiet, metrics, 0.0, eps)
         judgement, _ = self.judge(node, entry, measured, eps, None)
         return judgement if judgement.ratio <= 1 else None
+
+
+def _recorded_norm(entry: Comparison, loaded: Assembled | Streamed) -> float | None:
+    """Return the norm of what a recorded, by its statistics; None where a part of it tells none."""
+    norms = [norm_of(item) for item in entry.items_a]
+    elements = sum(math.prod(item.entry.local_shape) for item in entry.items_a)
+    known = [norm for norm in norms if norm is not None]
+    return math.hypot(*known) if len(known) == len(norms) and elements == math.prod(loaded.shape) else None
 
 
 def _by_statistics(entry: Comparison, loaded: Assembled | Streamed) -> Metrics | None:

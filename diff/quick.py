@@ -33,6 +33,7 @@ _LEAST_ELEMENTS = 1 << 12
 _NARROWEST, _WIDEST = 16, 1 << 18
 _SMALL, _LARGE = 2.0**-80, 2.0**80
 _PLAIN = 2.0**-8, 2.0**8
+_SAME_NORM = 1e-6
 _SIGN_AND_EXPONENT = np.uint32(0xFF800000)
 
 
@@ -45,21 +46,25 @@ class Quick(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a comparison is judged with: the spacing of its operation and of its values, its allowances."""
+    """What a comparison is judged with: the spacing of its operation and of its values, its allowances.
+
+    ``norm`` is that of a as far as its statistics tell: where they are right it is gone through once.
+    """
 
     eps: float
     spacing: float
     terms: float
     noise: float
     floor: Floor | None
+    norm: float | None = None
 
 
 def far_inside(node: Node, loaded: Assembled | Streamed, known: Known, given: Given) -> Measured | None:
     """Return quick measurements of a boundary where they tell that it is far inside of what is allowed."""
     if isinstance(loaded, Assembled) and is_one(loaded.a, loaded.b):
         return None  # nothing differs
-    eps, spacing, terms, noise, floor = given
-    quick = measure_quickly(loaded.shape, loaded.blocks, eps=eps, spacing=spacing, terms=terms)
+    eps, spacing, terms, noise, floor, norm = given
+    quick = measure_quickly(loaded.shape, loaded.blocks, eps=eps, spacing=spacing, terms=terms, norm=norm)
     if quick is None:
         return None
     measured = Measured(quick.metrics, quick.peak, terms, known.length(node), quick.coherence)
@@ -70,30 +75,58 @@ def far_inside(node: Node, loaded: Assembled | Streamed, known: Known, given: Gi
 
 
 def measure_quickly(
-    shape: tuple[int, ...], blocks: Callable[[], Iterable[Sides]], *, eps: float, spacing: float, terms: float
-) -> Quick | None:
+    shape: tuple[int, ...], blocks: Callable[[], Iterable[Sides]], *, eps: float, spacing: float, terms: float,
+    norm: float | None = None,
+) -> Quick | None:  # fmt: skip
     """Return what ``measure_blocks``, ``measure_peak`` and ``measure_coherence`` would, or None.
 
-    ``blocks`` gives both sides in row-major order and is called twice. ``spacing`` is the greatest of both
-    sides' dtypes, ``terms`` the norm of the terms summed.
+    ``blocks`` gives both sides in row-major order and is called once where ``norm``, that of a, is known, else
+    twice. ``spacing`` is the greatest of both sides' dtypes, ``terms`` the norm of the terms summed.
     """
     size, width = math.prod(shape), shape[-1] if shape else 1
     if size < _LEAST_ELEMENTS or not eps or (len(shape) > 1 and not _NARROWEST <= width <= _WIDEST):
         return None
     with np.errstate(all="ignore"):
-        squares = 0.0
-        for a, b in blocks():
-            if not _is_plain(a) or not _is_plain(b) or (len(shape) > 1 and a.size % width):
-                return None
-            squares += sum(float(x @ x) for x in _pieces(a.reshape(-1), _ELEMENTS))
-        typical = math.sqrt(squares / size) if math.isfinite(squares) else 0.0
-        if not _SMALL < typical < _LARGE:
+        if norm is not None and (typical := _typical(norm**2, size)):
+            meter = _metered(shape, blocks, typical, terms)
+            if meter is None or math.isclose(meter.norm, norm, rel_tol=_SAME_NORM):
+                return meter and meter.result(spacing)
+        squares = _squares(shape, blocks)
+        typical = _typical(squares, size) if squares is not None else 0.0
+        meter = _metered(shape, blocks, typical, terms) if typical else None
+        return meter and meter.result(spacing)
+
+
+def _typical(squares: float, size: int) -> float:
+    """Return the size of a typical element; 0 where float32 cannot square it."""
+    found = math.sqrt(squares / size) if math.isfinite(squares) else 0.0
+    return found if _SMALL < found < _LARGE else 0.0
+
+
+def _squares(shape: tuple[int, ...], blocks: Callable[[], Iterable[Sides]]) -> float | None:
+    """Return the sum of the squares of a; None where blocks are not whole rows of float32."""
+    squares = 0.0
+    for a, b in blocks():
+        if not _are_plain(a, b, shape):
             return None
-        greatest = max(typical, terms / math.sqrt(size))
-        meter = _Meter(shape, typical, greatest)
-        for a, b in blocks():
-            meter.add_block(a.reshape(-1), b.reshape(-1))
-        return meter.result(spacing)
+        squares += sum(float(x @ x) for x in _pieces(a.reshape(-1), _ELEMENTS))
+    return squares
+
+
+def _metered(
+    shape: tuple[int, ...], blocks: Callable[[], Iterable[Sides]], typical: float, terms: float
+) -> _Meter | None:
+    """Return what is summed over all blocks; None where they are not whole rows of float32."""
+    meter = _Meter(shape, typical, max(typical, terms / math.sqrt(math.prod(shape))))
+    for a, b in blocks():
+        if not _are_plain(a, b, shape):
+            return None
+        meter.add_block(a.reshape(-1), b.reshape(-1))
+    return meter
+
+
+def _are_plain(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...]) -> bool:
+    return _is_plain(a) and _is_plain(b) and (len(shape) < 2 or a.size % shape[-1] == 0)
 
 
 def is_one(a: np.ndarray, b: np.ndarray) -> bool:
@@ -202,6 +235,12 @@ class _Meter:
             of_a, of_b = x[at].astype(np.float64), y[at].astype(np.float64)
             found = np.abs(of_b - of_a) / np.maximum(np.abs(of_a), self.greatest)
             self.worst = max(self.worst, float(np.max(found, initial=0.0)))
+
+    @property
+    def norm(self) -> float:
+        """The norm of a."""
+        squares = float(self.of_rows[1].sum()) if self.of_rows.size else self.s
+        return math.sqrt(squares) / self.scale
 
     def result(self, spacing: float) -> Quick | None:
         """Return what was measured; None where something is not finite, or nothing differs."""

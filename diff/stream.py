@@ -23,6 +23,9 @@ BLOCK_ELEMENTS = 1 << 20
 LARGE_ELEMENTS = 16 << 20
 """Tensors of more elements are never held as a whole."""
 
+PASSED_ELEMENTS = 1 << 18
+"""Elements of a block of what is gone through once: it stays in the processor's cache until it is done."""
+
 
 def block_size(shape: Sequence[int]) -> int:
     """Return how many elements to read at a time: it depends on the shape alone, so that blocks meet."""
@@ -150,14 +153,14 @@ class Sum:
         return total
 
 
-def item_blocks(item: Item, only: int | None = None) -> Iterator[np.ndarray]:
+def item_blocks(item: Item, only: int | None = None, most: int | None = None) -> Iterator[np.ndarray]:
     """Yield a recorded tensor block by block, or one block alone."""
-    return known_blocks(item.source, item.entry, block_size(item.entry.local_shape), only)
+    return known_blocks(item.source, item.entry, most or block_size(item.entry.local_shape), only)
 
 
-def whole_blocks(item: Item) -> Iterator[np.ndarray]:
+def whole_blocks(item: Item, most: int | None = None) -> Iterator[np.ndarray]:
     """Yield a recorded tensor block by block, for who uses nothing before the last step, which may raise."""
-    return known_through(item.source, item.entry, block_size(item.entry.local_shape))
+    return known_through(item.source, item.entry, most or block_size(item.entry.local_shape))
 
 
 def through(tensor: Readable) -> Iterator[np.ndarray]:
@@ -197,6 +200,49 @@ class Streamed:
     def window(self, number: int) -> Assembled:
         """Return one block of both sides."""
         return Assembled(next(self.a.blocks(number)), next(self.b.blocks(number)))
+
+
+@dataclass(frozen=True)
+class Unread(Streamed):
+    """Both sides of a boundary that nobody has read, each a recorded tensor as it stands in its file.
+
+    They are gone through in blocks that stay in the cache: reading both into memory first would take longer
+    than measuring them. Whoever does more than that takes ``whole``.
+    """
+
+    a: Sum
+    b: Sum
+
+    @classmethod
+    def of(cls, a: Readable, b: Readable) -> Unread | None:
+        """Return two tensors of two dimensions or more; None of what has no large blocks, or no such file."""
+        if not (isinstance(a, Sum) and isinstance(b, Sum)) or len(a.shape) < 2:
+            return None
+        plain = a.digest != b.digest and all(_is_stored_plainly(side) for side in (a, b))
+        return cls(a, b) if plain and math.prod(a.shape) > PASSED_ELEMENTS >= a.shape[-1] else None
+
+    def blocks(self) -> Iterator[Sides]:
+        """Yield both sides block by block; whoever is first goes through all before using anything of it."""
+        found = (whole_blocks(side.terms[0].item, PASSED_ELEMENTS) for side in (self.a, self.b))
+        return zip(*found, strict=True)
+
+    def read(self) -> Assembled | Streamed:
+        """Return both sides as arrays unless they are large."""
+        return _read(self.a, self.b)
+
+
+def _is_stored_plainly(tensor: Sum) -> bool:
+    """Tell whether all that is to be done to a tensor is to read it."""
+    item = tensor.terms[0].item
+    if tensor.digest is None or item.entry.dtype not in EPS or not isinstance(item.source, RankTrace):
+        return False
+    blob = item.source.blob_of(item.entry)
+    return blob is not None and blob.codec == "raw"
+
+
+def whole(loaded: Assembled | Streamed) -> Assembled | Streamed:
+    """Return both sides of a boundary for who does more than go through them once."""
+    return loaded.read() if isinstance(loaded, Unread) else loaded
 
 
 @dataclass(frozen=True)
@@ -299,7 +345,7 @@ def _estimates(a: Readable, b: Readable) -> Sketched | None:
 
 
 def paired(a: Readable, b: Readable) -> Assembled | Streamed:
-    """Return both sides, as arrays unless they are large.
+    """Return both sides, as arrays unless they are large or need no more than to be gone through.
 
     Raises NotComparable where shapes differ.
     """
@@ -309,6 +355,11 @@ def paired(a: Readable, b: Readable) -> Assembled | Streamed:
         return estimates
     if (same := Same.of(a, b)) is not None:
         return same
+    return Unread.of(a, b) or _read(a, b)
+
+
+def _read(a: Readable, b: Readable) -> Assembled | Streamed:
+    """Return both sides as arrays unless they are large."""
     if math.prod(a.shape) > LARGE_ELEMENTS:
         return Streamed(a, b)
     left = a.read()

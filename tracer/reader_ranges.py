@@ -130,17 +130,18 @@ class RangeReader:
         """Yield the logical bytes of all elements, in ranges that end at ``stops``.
 
         The digest is checked along the way, unless it was before: nothing that was made of the tensor may be
-        used before the last step, which raises DamagedTrace where the digest is another. Else as ``read``.
+        used before the last step, which raises DamagedTrace where the digest is another. Else as ``read``. The
+        file is open from the first step to the last.
         """
         hasher = None if self._checked else digest_of(self._entry.dtype, self._entry.local_shape)
-        start = 0
-        for stop in stops:
-            with open_segment(path) as segment:
-                found = self._logical(segment, Decoder(), start, stop)
-            if hasher is not None:
-                hasher.update(found.data)
-            yield found
-            start = stop
+        start, decoder = 0, Decoder()
+        with open_segment(path) as segment:
+            for stop in stops:
+                found = self._logical(segment, decoder, start, stop)
+                if hasher is not None:
+                    hasher.update(found.data)
+                yield found
+                start = stop
         if hasher is not None:
             self._compare(path, hasher.hexdigest())
 

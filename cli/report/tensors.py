@@ -19,7 +19,7 @@ from tensortrace.diff.examined import Examined, Near
 from tensortrace.diff.outcome import Outcome
 from tensortrace.diff.plan.comparison import Comparison, coarser_eps
 from tensortrace.diff.result import Finding, Judgement, Metrics
-from tensortrace.diff.stream import Streamed
+from tensortrace.diff.stream import Streamed, whole
 from tensortrace.diff.verdict import finding, where
 from tensortrace.tracer.errors import TraceError
 
@@ -106,7 +106,7 @@ def _map(outcome: Outcome) -> tuple[ErrorMap | None, Metrics | None, tuple[int, 
     if not isinstance(entry, Comparison):
         return None, None, (), "only one run has it"
     try:
-        loaded = entry.load()
+        loaded = whole(entry.load())
     except (NotComparable, TraceError) as error:
         return None, None, (), str(error)
     if not isinstance(loaded, Streamed) and (is_estimate(loaded.a) or is_estimate(loaded.b)):

@@ -24,7 +24,7 @@ from tensortrace.diff.plan.comparison import Broken, coarser_eps
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
-from tensortrace.diff.stream import Readable, Streamed, one, paired
+from tensortrace.diff.stream import Readable, Streamed, one, paired, whole
 from tensortrace.diff.tolerance import Measured, judge_model, measure_peak
 from tensortrace.tracer.types import Kind
 
@@ -81,7 +81,7 @@ def _broken(stages: list[Stage | None], eps: float) -> Broken | None:
     assert judged is not None
     side: Literal["a", "b"] = "b" if odd[0] else "a"
     sides = (stage.expected, stage.actual) if side == "b" else (stage.actual, stage.expected)
-    return Broken(side, paired(*sides), *judged, f"what the {stage.previous} of {side} itself gives")
+    return Broken(side, whole(paired(*sides)), *judged, f"what the {stage.previous} of {side} itself gives")
 
 
 def _stage(gradients: Gradients, slot: Slot) -> Stage | None:

@@ -28,13 +28,16 @@ from tensortrace.diff.plan.updates import (
     unexplained,
     update_source,
 )
-from tensortrace.diff.stream import item_blocks, one, whole_blocks
+from tensortrace.diff.stream import PASSED_ELEMENTS, item_blocks, one, whole_blocks
 from tensortrace.diff.tolerance import Unexplained, least_size, measure_unexplained, worst_beside
 from tensortrace.diff.update import UpdateInputs, is_factored
 from tensortrace.tracer.types import Kind
 
 PIECE = 1 << 15
 """Elements that are computed at a time: of fewer, calling numpy costs as much as the arithmetic."""
+
+_NEARLY = 0.9
+"""What is known of the least size while it is being measured, over what it turns out to be."""
 
 _SMALL = 2.0**-100
 """The mean square from which on, and up to whose inverse, float32 is taken for the sizes of terms."""
@@ -121,7 +124,8 @@ class _Run:
         items = {id(item): item for item in (*read, *left.values())}
         numbers = {i: item.read() for i, item in items.items() if item.entry.local_shape != source.shape}
         whole = [i for i in items if i not in numbers]
-        found = [whole_blocks(items[i]) if only is None else item_blocks(items[i], only) for i in whole]
+        through = partial(item_blocks, only=only) if only is not None else whole_blocks
+        found = [through(items[i], most=PASSED_ELEMENTS) for i in whole]
         for arrays in zip(*found, strict=True):
             flat = {i: array.reshape(-1) for i, array in zip(whole, arrays, strict=True)}
             yield Block(source, left, numbers, flat)
@@ -279,7 +283,7 @@ class Meter:
         if not math.isfinite(squares):
             squares = float(np.sum(np.where(np.isfinite(sizes), sizes, 0.0) ** 2))
         self.squares, self.count = self.squares + squares, self.count + sizes.size
-        least = least_size(self.squares, self.count) / 2
+        least = _NEARLY * least_size(self.squares, self.count)
         number, start = place
         self._most.setdefault(number, []).append((worst_beside(*sides, least), least, start))
 
