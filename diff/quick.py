@@ -104,7 +104,7 @@ def _typical(squares: float, size: int) -> float:
 
 
 def _squares(shape: tuple[int, ...], blocks: Callable[[], Iterable[Sides]]) -> float | None:
-    """Return the sum of the squares of a; None where blocks are not whole rows of float32."""
+    """Return the sum of the squares of a; None where blocks are not whole rows of plain numbers."""
     squares = 0.0
     for a, b in blocks():
         if not _are_plain(a, b, shape):
@@ -116,7 +116,7 @@ def _squares(shape: tuple[int, ...], blocks: Callable[[], Iterable[Sides]]) -> f
 def _metered(
     shape: tuple[int, ...], blocks: Callable[[], Iterable[Sides]], typical: float, terms: float
 ) -> _Meter | None:
-    """Return what is summed over all blocks; None where they are not whole rows of float32."""
+    """Return what is summed over all blocks; None where they are not whole rows of plain numbers."""
     meter = _Meter(shape, typical, max(typical, terms / math.sqrt(math.prod(shape))))
     for a, b in blocks():
         if not _are_plain(a, b, shape):
@@ -139,7 +139,7 @@ def is_one(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _is_plain(array: np.ndarray) -> bool:
-    return type(array) is np.ndarray and array.dtype == np.float32 and array.flags.c_contiguous
+    return type(array) is np.ndarray and array.dtype.char in "fd" and array.flags.c_contiguous
 
 
 def _pieces(flat: np.ndarray, most: int) -> Iterator[np.ndarray]:
@@ -150,22 +150,34 @@ class _Scratch(threading.local):
     """Arrays that are used again for every piece: fresh ones cost more than the arithmetic."""
 
     def __init__(self) -> None:
-        self.floats = [np.empty(_WIDEST, np.float32) for _ in range(6)]
-        self.flags = np.empty(_WIDEST, np.bool_)
+        self._floats = np.empty(6 * _WIDEST, np.float32)
+        self._count = 0
+        self._views: tuple[np.ndarray, ...] = ()
         self.ones = np.ones(_WIDEST, np.float32)
+
+    def views(self, count: int) -> tuple[np.ndarray, ...]:
+        """Return arrays of so many elements; the first is of twice as many, and the next two are its halves."""
+        if count != self._count:
+            parts = [self._floats[count * n : count * (n + 1)] for n in range(6)]
+            self._count, self._views = count, (self._floats[: 2 * count], *parts)
+        return self._views
 
 
 _scratch = _Scratch()
 
 
 class _Meter:
-    """Sums over pieces of whole rows: x is a, d is b − a, q = x·d, s = x²; all scaled by a power of two."""
+    """Sums over pieces of whole rows: x is a, d is b − a, q = x·d, s = x²; all scaled by a power of two.
+
+    ``worst`` is the greatest d² / max(s, least), of an element whose size is at least the greater of a typical
+    one and of the terms summed.
+    """
 
     def __init__(self, shape: tuple[int, ...], typical: float, greatest: float) -> None:
         self.shape, self.size = shape, math.prod(shape)
         self.width = shape[-1] if len(shape) > 1 else 1
         self.scale = 1.0 if _PLAIN[0] < typical < _PLAIN[1] else 2.0 ** -round(math.log2(typical))
-        self.greatest = greatest
+        self.least = np.float32((greatest * self.scale) ** 2)
         self.seen = 0
         self.s = self.q = self.dd = self.qq = self.qs = self.ss = self.half = self.worst = 0.0
         self.distinct = 0
@@ -183,58 +195,38 @@ class _Meter:
             self._add(x[start : start + step], y[start : start + step])
 
     def _add(self, x: np.ndarray, y: np.ndarray) -> None:
-        n = x.size
-        d, q, s, f, e, scaled = (buffer[:n] for buffer in _scratch.floats)
-        np.subtract(y, x, out=d)
-        given = x, y
+        both, q, s, d, f, e, scaled = _scratch.views(x.size)
+        np.subtract(y, x, out=d, casting="same_kind")  # rounded only then
         if self.scale != 1.0:
             d *= np.float32(self.scale)
-            x = np.multiply(x, np.float32(self.scale), out=scaled)
+        if self.scale != 1.0 or x.dtype != np.float32:
+            x = np.multiply(x, x.dtype.type(self.scale), out=scaled, casting="same_kind")
         np.multiply(x, d, out=q)
         np.multiply(x, x, out=s)
-        np.multiply(d, d, out=f)
-        self._add_sums(q, s)
+        self._add_sums(both, q, s)
         self.dd += float(d @ d)
         self.qq += float(q @ q)
         self.qs += float(q @ s)
         self.ss += float(s @ s)
         np.bitwise_and(x.view(np.uint32), _SIGN_AND_EXPONENT, out=e.view(np.uint32))
         self.half += float(x @ e)
-        self._add_peak(f, *given)
-        self.seen += n
+        np.multiply(d, d, out=f)
+        np.maximum(s, self.least, out=e)
+        self.worst = max(self.worst, float(np.divide(f, e, out=e).max()))  # of NaN the sums tell
+        self.seen += x.size
 
-    def _add_sums(self, q: np.ndarray, s: np.ndarray) -> None:
-        """Sum within rows and within columns."""
+    def _add_sums(self, both: np.ndarray, q: np.ndarray, s: np.ndarray) -> None:
+        """Sum within rows and within columns; q and s are the halves of ``both``."""
+        ones = _scratch.ones
         if not self.of_rows.size:
-            self.q += float(q @ _scratch.ones[: q.size])
-            self.s += float(s @ _scratch.ones[: s.size])
+            self.q += float(q @ ones[: q.size])
+            self.s += float(s @ ones[: s.size])
             return
         first, rows = self.seen // self.width, q.size // self.width
+        of_rows = both.reshape(2 * rows, self.width) @ ones[: self.width]
+        self.of_rows[:, first : first + rows] = of_rows.reshape(2, rows)
         for number, values in enumerate((q, s)):
-            grid = values.reshape(rows, self.width)
-            self.of_rows[number, first : first + rows] = grid @ _scratch.ones[: self.width]
-            self.of_columns[number] += _scratch.ones[:rows] @ grid
-
-    def _add_peak(self, f: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
-        """Find the worst element, the greatest |b − a| / max(|a|, greatest); f = d².
-
-        One that is worse than the worst so far differs by more than that of ``greatest``: few do.
-        """
-        first = int(f.argmax())
-        if not math.isfinite(f[first]):
-            self.worst = math.nan
-            return
-        value, other = float(x[first]), float(y[first])
-        self.worst = max(
-            self.worst, abs(other - value) / max(abs(value), self.greatest)
-        )  # then fewer are left
-        least = (self.worst * self.greatest * self.scale) ** 2 * (1 - 1e-5)
-        if f[first] > least:
-            near = np.greater(f, np.float32(least), out=_scratch.flags[: f.size])
-            at = np.flatnonzero(near)
-            of_a, of_b = x[at].astype(np.float64), y[at].astype(np.float64)
-            found = np.abs(of_b - of_a) / np.maximum(np.abs(of_a), self.greatest)
-            self.worst = max(self.worst, float(np.max(found, initial=0.0)))
+            self.of_columns[number] += ones[:rows] @ values.reshape(rows, self.width)
 
     @property
     def norm(self) -> float:
@@ -262,7 +254,7 @@ class _Meter:
             norm_b=math.sqrt(of_b) * unit, projection=1 + offset,
             projection_error=math.sqrt(single) / self.s,
         )  # fmt: skip
-        return Quick(metrics, self.worst, self._coherence(offset, single, spacing))
+        return Quick(metrics, math.sqrt(self.worst), self._coherence(offset, single, spacing))
 
     def _coherence(self, offset: float, single: float, spacing: float) -> Coherence | None:
         if self.distinct < FEW:

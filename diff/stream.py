@@ -115,24 +115,39 @@ class Sum:
         plain = len(self.terms) == 1 and times == over == 1.0 and not item.bare
         return f"{item.entry.dtype} {item.entry.digest}" if plain else None
 
+    @property
+    def norm(self) -> float | None:
+        """The norm by statistics: of one term; None where they do not tell."""
+        item, times, over = self.terms[0]
+        norm = norm_of(item) if len(self.terms) == 1 else None
+        return norm and norm * abs(times) / abs(over)
+
     def read(self) -> np.ndarray:
         """Return the whole sum."""
         return self._add(term.item.read() for term in self.terms)
 
     def blocks(self, only: int | None = None) -> Iterator[np.ndarray]:
         """Yield the sum block by block, or one block alone."""
-        if len({term.item.entry.local_shape for term in self.terms}) > 1:
+        if not self.is_even:
             yield from Whole(self.read()).blocks(only)
             return
         for found in zip(*(item_blocks(term.item, only) for term in self.terms), strict=True):
             yield self._add(found)
 
-    def through(self) -> Iterator[np.ndarray]:
-        """Yield the sum block by block, for who uses nothing before the last step, which may raise."""
-        if len({term.item.entry.local_shape for term in self.terms}) > 1:
+    @property
+    def is_even(self) -> bool:
+        """Whether all terms are of one shape, so that their blocks meet."""
+        return len({term.item.entry.local_shape for term in self.terms}) == 1
+
+    def through(self, most: int | None = None) -> Iterator[np.ndarray]:
+        """Yield the sum block by block, for who uses nothing before the last step, which may raise.
+
+        ``most`` is how many elements a block may have where the terms are even.
+        """
+        if not self.is_even:
             yield from self.blocks()
             return
-        for found in zip(*(whole_blocks(term.item) for term in self.terms), strict=True):
+        for found in zip(*(whole_blocks(term.item, most) for term in self.terms), strict=True):
             yield self._add(found)
 
     def scaled(self, factor: float) -> Sum:
@@ -195,7 +210,10 @@ class Streamed:
 
     def blocks(self) -> Iterator[Sides]:
         """Yield both sides block by block; whoever is first goes through all before using anything of it."""
-        return zip(through(self.a), through(self.b), strict=True)
+        a, b = self.a, self.b
+        if isinstance(a, Sum) and isinstance(b, Sum) and a.is_even and b.is_even:
+            return zip(a.through(PASSED_ELEMENTS), b.through(PASSED_ELEMENTS), strict=True)
+        return zip(through(a), through(b), strict=True)
 
     def window(self, number: int) -> Assembled:
         """Return one block of both sides."""
@@ -220,11 +238,6 @@ class Unread(Streamed):
             return None
         plain = a.digest != b.digest and all(_is_stored_plainly(side) for side in (a, b))
         return cls(a, b) if plain and math.prod(a.shape) > PASSED_ELEMENTS >= a.shape[-1] else None
-
-    def blocks(self) -> Iterator[Sides]:
-        """Yield both sides block by block; whoever is first goes through all before using anything of it."""
-        found = (whole_blocks(side.terms[0].item, PASSED_ELEMENTS) for side in (self.a, self.b))
-        return zip(*found, strict=True)
 
     def read(self) -> Assembled | Streamed:
         """Return both sides as arrays unless they are large."""

@@ -22,9 +22,10 @@ from tensortrace.diff.gradients import Gradients
 from tensortrace.diff.logical import Unplaceable
 from tensortrace.diff.plan.comparison import Broken, coarser_eps
 from tensortrace.diff.plan.pair import StepPair
+from tensortrace.diff.quick import FAR_INSIDE, measure_quickly
 from tensortrace.diff.replicas import odd_ranks
 from tensortrace.diff.result import Judgement, Metrics
-from tensortrace.diff.stream import Readable, Streamed, one, paired, whole
+from tensortrace.diff.stream import Readable, Streamed, Sum, one, paired, whole
 from tensortrace.diff.tolerance import Measured, judge_model, measure_peak
 from tensortrace.tracer.types import Kind
 
@@ -140,13 +141,21 @@ def _judge(stage: Stage, eps: float, noise: float) -> tuple[Metrics, Judgement] 
     if stage.expected.shape != stage.actual.shape:
         return None
     blocks = Streamed(stage.expected, stage.actual).blocks
-    metrics = measure_blocks(stage.actual.shape, blocks(), eps=eps)
+    shape = stage.actual.shape
+    norm = stage.expected.norm if isinstance(stage.expected, Sum) else None
+    quick = measure_quickly(shape, blocks, eps=eps, spacing=eps, terms=stage.terms, norm=norm)
+    if quick is not None:
+        measured = Measured(quick.metrics, quick.peak, stage.terms, stage.length, quick.coherence)
+        judgement = judge_model(measured, eps, (), noise=noise)
+        if judgement.ratio <= FAR_INSIDE:
+            return quick.metrics, judgement
+    metrics = measure_blocks(shape, blocks(), eps=eps)
     if metrics.nonfinite_a or metrics.nonfinite_b:
         return None
-    peak, coherence = 0.0, measure_coherence(stage.actual.shape, (), None, eps)
+    peak, coherence = 0.0, measure_coherence(shape, (), None, eps)
     if not metrics.equal:
         peak = measure_peak(blocks(), metrics, stage.terms)
-        coherence = measure_coherence(stage.actual.shape, blocks(), metrics.projection, eps)
+        coherence = measure_coherence(shape, blocks(), metrics.projection, eps)
     measured = Measured(metrics, peak, stage.terms, stage.length, coherence)
     return metrics, judge_model(measured, eps, (), noise=noise)
 
