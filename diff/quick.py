@@ -17,7 +17,7 @@ import numpy as np
 
 from tensortrace.diff.assemble import Assembled
 from tensortrace.diff.causality import Node
-from tensortrace.diff.coherence import FEW, MOST, SAMPLED, Coherence, clusters, rounding_alike
+from tensortrace.diff.coherence import FEW, MOST, NONE, SAMPLED, Coherence, clusters, rounding_alike
 from tensortrace.diff.compare import SEEN_FIRST, Sides
 from tensortrace.diff.floors import Floor
 from tensortrace.diff.inherit import Known
@@ -38,7 +38,7 @@ _SIGN_AND_EXPONENT = np.uint32(0xFF800000)
 
 
 class Quick(NamedTuple):
-    """What is measured of two tensors that are finite and not equal; extremes are left out of ``metrics``."""
+    """What is measured of two tensors that are finite; extremes are left out of ``metrics``."""
 
     metrics: Metrics
     peak: float
@@ -65,7 +65,7 @@ def far_inside(node: Node, loaded: Assembled | Streamed, known: Known, given: Gi
         return None  # nothing differs
     eps, spacing, terms, noise, floor, norm = given
     quick = measure_quickly(loaded.shape, loaded.blocks, eps=eps, spacing=spacing, terms=terms, norm=norm)
-    if quick is None:
+    if quick is None or quick.metrics.equal:
         return None
     measured = Measured(quick.metrics, quick.peak, terms, known.length(node), quick.coherence)
     known.note_shape(node, loaded.shape, quick.metrics.norm_a or 0.0, lookup=False)
@@ -153,6 +153,7 @@ class _Scratch(threading.local):
         self._floats = np.empty(6 * _WIDEST, np.float32)
         self._count = 0
         self._views: tuple[np.ndarray, ...] = ()
+        self.wide = np.empty(_WIDEST)
         self.ones = np.ones(_WIDEST, np.float32)
 
     def views(self, count: int) -> tuple[np.ndarray, ...]:
@@ -180,7 +181,7 @@ class _Meter:
         self.least = np.float32((greatest * self.scale) ** 2)
         self.seen = 0
         self.s = self.q = self.dd = self.qq = self.qs = self.ss = self.half = self.worst = 0.0
-        self.distinct = 0
+        self.distinct, self.alike = 0, True
         rows = self.size // self.width if len(shape) > 1 else 0
         self.of_rows = np.empty((2, rows))
         self.of_columns = np.zeros((2, self.width if rows else 0))
@@ -196,15 +197,25 @@ class _Meter:
 
     def _add(self, x: np.ndarray, y: np.ndarray) -> None:
         both, q, s, d, f, e, scaled = _scratch.views(x.size)
-        np.subtract(y, x, out=d, casting="same_kind")  # rounded only then
+        given = x, y
+        if x.dtype == y.dtype == np.float32:
+            np.subtract(y, x, out=d)
+        else:  # rounded only once it is subtracted
+            wide = _scratch.wide[: x.size]
+            np.copyto(wide, y)
+            np.subtract(wide, x, out=wide)
+            np.copyto(d, wide, casting="same_kind")
+            np.copyto(scaled, x, casting="same_kind")
+            x = scaled
         if self.scale != 1.0:
             d *= np.float32(self.scale)
-        if self.scale != 1.0 or x.dtype != np.float32:
-            x = np.multiply(x, x.dtype.type(self.scale), out=scaled, casting="same_kind")
+            x = np.multiply(x, np.float32(self.scale), out=scaled)
         np.multiply(x, d, out=q)
         np.multiply(x, x, out=s)
         self._add_sums(both, q, s)
-        self.dd += float(d @ d)
+        dd = float(d @ d)
+        self.alike = self.alike and not dd and bool((given[0] == given[1]).all())
+        self.dd += dd
         self.qq += float(q @ q)
         self.qs += float(q @ s)
         self.ss += float(s @ s)
@@ -235,9 +246,15 @@ class _Meter:
         return math.sqrt(squares) / self.scale
 
     def result(self, spacing: float) -> Quick | None:
-        """Return what was measured; None where something is not finite, or nothing differs."""
+        """Return what was measured; None where something is not finite, or differs by nothing to speak of."""
         if self.of_rows.size:
             self.q, self.s = (float(total) for total in self.of_rows.sum(axis=1))
+        norm = math.sqrt(self.s) / self.scale
+        if self.alike and math.isfinite(norm):
+            metrics = Metrics(
+                elements=self.size, equal=True, rel_l2=0.0, abs_l2=0.0, norm_a=norm, norm_b=norm, max_abs=0.0
+            )
+            return Quick(metrics, 0.0, NONE)
         sums = (self.s, self.q, self.dd, self.qq, self.qs, self.ss, self.half, self.worst)
         if not all(map(math.isfinite, sums)) or not self.dd or not self.s or not self.worst:
             return None
