@@ -75,13 +75,14 @@ def far_inside(node: Node, loaded: Assembled | Streamed, known: Known, given: Gi
 
 
 def measure_quickly(
-    shape: tuple[int, ...], blocks: Callable[[], Iterable[Sides]], *, eps: float, spacing: float, terms: float,
-    norm: float | None = None,
+    shape: tuple[int, ...], blocks: Callable[[], Iterable[Sides]], *, eps: float, spacing: float,
+    terms: float, norm: float | None = None,
 ) -> Quick | None:  # fmt: skip
     """Return what ``measure_blocks``, ``measure_peak`` and ``measure_coherence`` would, or None.
 
-    ``blocks`` gives both sides in row-major order and is called once where ``norm``, that of a, is known, else
-    twice. ``spacing`` is the greatest of both sides' dtypes, ``terms`` the norm of the terms summed.
+    ``blocks`` gives both sides in row-major order and is called once where ``norm``, that of a, is known,
+    else twice. ``spacing`` is the greatest of both sides' dtypes, ``terms`` the norm of the terms summed. Of
+    tensors that are equal in every element it is said that they are.
     """
     size, width = math.prod(shape), shape[-1] if shape else 1
     if size < _LEAST_ELEMENTS or not eps or (len(shape) > 1 and not _NARROWEST <= width <= _WIDEST):
@@ -89,12 +90,14 @@ def measure_quickly(
     with np.errstate(all="ignore"):
         if norm is not None and (typical := _typical(norm**2, size)):
             meter = _metered(shape, blocks, typical, terms)
-            if meter is None or math.isclose(meter.norm, norm, rel_tol=_SAME_NORM):
-                return meter and meter.result(spacing)
+            if meter is None:
+                return None
+            if math.isclose(meter.norm, norm, rel_tol=_SAME_NORM):
+                return meter.result(spacing)
         squares = _squares(shape, blocks)
         typical = _typical(squares, size) if squares is not None else 0.0
         meter = _metered(shape, blocks, typical, terms) if typical else None
-        return meter and meter.result(spacing)
+        return meter.result(spacing) if meter is not None else None
 
 
 def _typical(squares: float, size: int) -> float:
@@ -157,7 +160,7 @@ class _Scratch(threading.local):
         self.ones = np.ones(_WIDEST, np.float32)
 
     def views(self, count: int) -> tuple[np.ndarray, ...]:
-        """Return arrays of so many elements; the first is of twice as many, and the next two are its halves."""
+        """Return arrays of so many elements, but the first: it is of twice as many, the next two its halves."""
         if count != self._count:
             parts = [self._floats[count * n : count * (n + 1)] for n in range(6)]
             self._count, self._views = count, (self._floats[: 2 * count], *parts)
@@ -170,8 +173,8 @@ _scratch = _Scratch()
 class _Meter:
     """Sums over pieces of whole rows: x is a, d is b − a, q = x·d, s = x²; all scaled by a power of two.
 
-    ``worst`` is the greatest d² / max(s, least), of an element whose size is at least the greater of a typical
-    one and of the terms summed.
+    ``worst`` is the greatest d² / max(s, least), where ``least`` is the square of what an element is held
+    against at least: the greater of a typical one and of the terms summed.
     """
 
     def __init__(self, shape: tuple[int, ...], typical: float, greatest: float) -> None:

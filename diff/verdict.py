@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from tensortrace.diff.catalog import Catalog, Part
 from tensortrace.diff.causality import Node
-from tensortrace.diff.causes import name_causes
-from tensortrace.diff.declared import Settled, downstream, expectations, settle
+from tensortrace.diff.declared import Settled, causes_of, downstream, expectations, settle
 from tensortrace.diff.execute import Execution
 from tensortrace.diff.kinds import GRADIENTS
 from tensortrace.diff.levels import RECORD_IN_FULL, RECORD_THERE, levels_told
@@ -64,16 +63,16 @@ def state_result(
     receivers = [o for o in settled.outcomes if o.role == "receiver" and o not in origins]
     stopped = any(note.startswith("stopped") for note in notes)
     coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
-    causes, failed = name_causes(origins[0], execution, a, b, offset) if origins else ((), ())
+    causes, failed = causes_of(origins[0], execution, a, b, offset) if origins else ((), ())
     told = all(cause.code == "boundary.missing" for cause in causes)
     if origins and told and (call := uncalled(origins[0], execution, a, b)):
         origins = [call, *origins]
-        causes, failed = name_causes(call, execution, a, b, offset)
+        causes, failed = causes_of(call, execution, a, b, offset)
     elif origins and (start := objective(origins[0], execution)):
         gradient = origins[0]
         origins, follow = _before_gradients(start, origins)
         receivers = [*follow, *receivers]
-        found, failed = name_causes(start, execution, a, b, offset)
+        found, failed = causes_of(start, execution, a, b, offset)
         causes = found or _of_gradients(gradient, causes)
     looked = first_operation(origins[0], execution, a, b, offset) if origins else Looked()
     verdict: Verdict = "divergent" if origins else "equivalent" if coverage.complete else "incomplete"

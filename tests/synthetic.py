@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensortrace.tracer import layout
+from tensortrace.tracer.codec import Compress
 from tensortrace.tracer.codec_dtypes import dtype_of
 from tensortrace.tracer.manifest import finish_manifest, write_manifest_new
 from tensortrace.tracer.types import Boundary, Kind, Manifest, Mesh, Promise, RankManifest
@@ -46,6 +47,7 @@ def write_trace(
     finish: bool = True,
     exit_code: int = 0,
     command: tuple[str, ...] = ("test",),
+    compress: Compress = "auto",
     **rank_fields: Any,
 ) -> Path:
     """Write a trace whose rank r holds ``ranks[r]``, pairs of Boundary fields and array; return ``root``.
@@ -60,7 +62,7 @@ def write_trace(
     manifest = Manifest(format=version, run_id="synthetic", command=command, started_at=0.0, promise=promise)
     write_manifest_new(root / layout.MANIFEST, manifest)
     for rank, tensors in enumerate(all_ranks):
-        writer = RankWriter(root, rank, promise=promise)
+        writer = RankWriter(root, rank, promise=promise, compress=compress)
         steps = len({fields.get("step", 0) for fields, _ in tensors} - {-1})
         own = {"format": version, "rank": rank, "world_size": len(all_ranks), "meshes": dict(meshes or {})}
         if finish:  # sketches need the meshes first

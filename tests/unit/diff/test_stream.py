@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tensortrace.diff.assemble import Assembled, NotComparable
 from tensortrace.diff.catalog import Catalog, Item
 from tensortrace.diff.factors import Factors, projected, rank_factors
+from tensortrace.diff.quick import measure_quickly
 from tensortrace.diff.stream import (
     LARGE_ELEMENTS,
     Same,
     Streamed,
+    Unread,
     Sum,
     Term,
     Whole,
@@ -20,7 +25,9 @@ from tensortrace.diff.stream import (
     one,
     paired,
     zeros,
+    whole,
 )
+from tensortrace.tracer.errors import DamagedTrace
 from tensortrace.tracer.geometry_blocks import block_grid
 from tensortrace.tracer.reader import Trace
 from tensortrace.tracer.reader_rank import RankTrace
@@ -148,3 +155,56 @@ def test_where_one_gradient_is_another_all_are_measured(alike: dict[str, Item]) 
     found = rank_factors(({0: one(alike[n])}, one(alike[n]).scaled(0.5)) for n in ("one", "vector"))
     assert found is not None
     assert found.by_rank == pytest.approx({0: 0.5})
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Item], dict[str, np.ndarray]]:
+    """A trace, and two parameters of several blocks of it that differ, stored as they are."""
+    one_ = np.random.default_rng(4).standard_normal((800, 700), np.float32)
+    arrays = {"one": one_, "other": one_ * np.float32(1.5), "vector": one_.reshape(-1)}
+    fields = {"step": INIT_STEP, "microbatch": None, "kind": Kind.PARAM, "slot": "model"}
+    tensors = [(fields | {"name": name}, array) for name, array in arrays.items()]
+    root = write_trace(tmp_path_factory.mktemp("apart") / "t", [tensors], compress="none")
+    view = Catalog(Trace.open(root)).view(INIT_STEP)
+    return root, {slot.name: found[0] for slot, found in view.items.items()}, arrays
+
+
+def test_what_differs_is_gone_through_before_it_is_held(
+    apart: tuple[Path, dict[str, Item], dict[str, np.ndarray]], reads: list[str]
+) -> None:
+    _, held, arrays = apart
+    found = paired(one(held["one"]), one(held["other"]))
+    assert isinstance(found, Unread)
+    blocks = list(found.blocks())
+    assert len(blocks) > 1
+    assert reads == []
+    for side, name in enumerate(("one", "other")):
+        np.testing.assert_array_equal(np.concatenate([sides[side] for sides in blocks]), arrays[name])
+    read = whole(found)
+    assert isinstance(read, Assembled)
+    np.testing.assert_array_equal(read.b, arrays["other"])
+    assert whole(read) is read
+
+
+def test_of_vectors_elements_are_looked_at_so_they_are_read(
+    apart: tuple[Path, dict[str, Item], dict[str, np.ndarray]],
+) -> None:
+    _, held, _ = apart
+    vector = one(held["vector"])
+    assert isinstance(paired(vector, vector.scaled(2.0)), Assembled)
+
+
+def test_a_byte_that_is_wrong_is_told_before_anything_is_made_of_it(
+    apart: tuple[Path, dict[str, Item], dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    root, _, arrays = apart
+    shutil.copytree(root, tmp_path / "t")
+    (segment,) = (tmp_path / "t").glob("rank*/seg*")
+    held = segment.read_bytes()
+    at = held.index(arrays["other"][-1, -4:].tobytes())  # in its last block
+    segment.write_bytes(held[:at] + bytes([held[at] ^ 1]) + held[at + 1 :])
+    view = Catalog(Trace.open(tmp_path / "t")).view(INIT_STEP)
+    items = {slot.name: found[0] for slot, found in view.items.items()}
+    found = paired(one(items["one"]), one(items["other"]))
+    with pytest.raises(DamagedTrace, match="another digest"):
+        measure_quickly(found.shape, found.blocks, eps=2.0**-23, spacing=2.0**-23, terms=0.0)
