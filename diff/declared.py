@@ -31,7 +31,7 @@ def causes_of(
 ) -> tuple[tuple[Cause, ...], tuple[str, ...]]:
     """Return what ``causes.name_causes`` does.
 
-    Its detectors are imported only here: most comparisons find no divergence, and they are a tenth of the code.
+    They are imported only here: most comparisons find no divergence, and detectors are a tenth of the code.
     """
     from tensortrace.diff.causes import name_causes
 

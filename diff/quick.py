@@ -160,7 +160,7 @@ class _Scratch(threading.local):
         self.ones = np.ones(_WIDEST, np.float32)
 
     def views(self, count: int) -> tuple[np.ndarray, ...]:
-        """Return arrays of so many elements, but the first: it is of twice as many, the next two its halves."""
+        """Return arrays of so many elements; the first has twice as many: the next two are its halves."""
         if count != self._count:
             parts = [self._floats[count * n : count * (n + 1)] for n in range(6)]
             self._count, self._views = count, (self._floats[: 2 * count], *parts)

@@ -130,8 +130,8 @@ class RangeReader:
         """Yield the logical bytes of all elements, in ranges that end at ``stops``.
 
         The digest is checked along the way, unless it was before: nothing that was made of the tensor may be
-        used before the last step, which raises DamagedTrace where the digest is another. The file is open from
-        the first step to the last. Else as ``read``.
+        used before the last step, which raises DamagedTrace where the digest is another. The file is open
+        from the first step to the last. Else as ``read``.
         """
         hasher = None if self._checked else digest_of(self._entry.dtype, self._entry.local_shape)
         start, decoder = 0, Decoder()

@@ -16,16 +16,16 @@ from tensortrace.diff.stream import (
     LARGE_ELEMENTS,
     Same,
     Streamed,
-    Unread,
     Sum,
     Term,
+    Unread,
     Whole,
     block_of,
     block_size,
     one,
     paired,
-    zeros,
     whole,
+    zeros,
 )
 from tensortrace.tracer.errors import DamagedTrace
 from tensortrace.tracer.geometry_blocks import block_grid
