@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tensortrace.cli.command import Command
+from tensortrace.cli.comparing import TRACE
 from tensortrace.cli.render.numbers import counted
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
@@ -15,7 +16,7 @@ from tensortrace.tracer.reader import Trace, check
 
 
 @click.command("check", cls=Command)
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TRACE)
 @click.option("-q", "--quiet", "quiet", is_flag=True, help="Print nothing; the exit code tells.")
 def command(trace: Path, *, quiet: bool) -> int:
     """Verify every index line and every digest of TRACE, and list everything that is wrong."""

@@ -8,7 +8,10 @@ from typing import Any
 
 import click
 
-TRACE = click.Path(path_type=Path)
+from tensortrace.cli.completing import TracePath, begun_kinds
+
+FILE = click.Path(path_type=Path)
+TRACE = TracePath()
 
 RESUME_HELP = "Compare FULL FIRST RESUMED: a run, one that was saved, and one that went on from there."
 
@@ -18,7 +21,9 @@ _OPTIONS = (
         "--floor", multiple=True, type=TRACE, metavar="A2", help="Another run of a's code; repeatable."
     ),
     click.option("--exact", is_flag=True, help="Demand bitwise equality."),
-    click.option("--kinds", default="", metavar="K,…", help="Compare only these kinds."),
+    click.option(
+        "--kinds", default="", metavar="K,…", shell_complete=begun_kinds, help="Compare only these kinds."
+    ),
     click.option("--include", **_NAMES, help="Compare only these names; repeatable."),
     click.option("--exclude", **_NAMES, help="Leave these names out; repeatable."),
     click.option("--allow-missing", **_NAMES, help="Names that one may lack; repeatable."),
@@ -26,8 +31,8 @@ _OPTIONS = (
     click.option(
         "--expect", multiple=True, metavar="RULE|FILE", help="Differences that are meant; repeatable."
     ),
-    click.option("--layout-a", type=TRACE, metavar="FILE", help="Layout file of a (docs/layouts.md)."),
-    click.option("--layout", "--layout-b", "layout_b", type=TRACE, metavar="FILE", help="Layout file of b."),
+    click.option("--layout-a", type=FILE, metavar="FILE", help="Layout file of a (docs/layouts.md)."),
+    click.option("--layout", "--layout-b", "layout_b", type=FILE, metavar="FILE", help="Layout file of b."),
 )
 
 

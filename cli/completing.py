@@ -33,7 +33,7 @@ class TracePath(click.Path):
         return [CompletionItem(name if is_trace else f"{name}/") for name, is_trace in found]
 
 
-def kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def begun_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the kinds that may stand at the end of a comma-separated list."""
     before, comma, begun = incomplete.rpartition(",")
     given = before.split(",")

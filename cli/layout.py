@@ -8,22 +8,21 @@ from pathlib import Path
 import click
 
 from tensortrace.cli.command import Command
+from tensortrace.cli.comparing import FILE, TRACE
 from tensortrace.cli.render.numbers import counted
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.reader import Trace
 
-PATH = click.Path(path_type=Path)
-
 
 @click.command("layout", cls=Command)
-@click.argument("traces", type=PATH, nargs=-1, required=True)
+@click.argument("traces", type=TRACE, nargs=-1, required=True)
 @click.option(
-    "-o", "--output", type=PATH, metavar="FILE", help="Where to write the layout of the last trace."
+    "-o", "--output", type=FILE, metavar="FILE", help="Where to write the layout of the last trace."
 )
 @click.option(
-    "--check", "checked", type=PATH, metavar="FILE", help="Check this layout instead of finding one."
+    "--check", "checked", type=FILE, metavar="FILE", help="Check this layout instead of finding one."
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def command(traces: tuple[Path, ...], *, output: Path | None, checked: Path | None, force: bool) -> int:

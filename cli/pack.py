@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from tensortrace.cli.command import Command
+from tensortrace.cli.comparing import FILE, TRACE
+from tensortrace.cli.completing import begun_kinds
 from tensortrace.cli.render.document import refuse_existing, write_text
 from tensortrace.cli.render.say import say
 from tensortrace.cli.render.status import Status
@@ -18,13 +20,11 @@ from tensortrace.tracer.settings import parse_size
 if TYPE_CHECKING:
     from tensortrace.replay.objective import Name
 
-PATH = click.Path(path_type=Path)
-
 
 @click.command("pack", cls=Command)
-@click.argument("traces", type=PATH, nargs=-1, required=True, metavar="A [B]")
+@click.argument("traces", type=TRACE, nargs=-1, required=True, metavar="A [B]")
 @click.option(
-    "-o", "--output", type=PATH, required=True, metavar="FILE", help="The archive, such as case.zip."
+    "-o", "--output", type=FILE, required=True, metavar="FILE", help="The archive, such as case.zip."
 )
 @click.option("--max-size", default="24MiB", metavar="SIZE", help="Most that it may take; default 24MiB.")
 @click.option("--no-minimise", is_flag=True, help="Keep all boundaries.")
@@ -32,27 +32,28 @@ PATH = click.Path(path_type=Path)
 @click.option(
     "--redact-inputs", is_flag=True, help="Replace token ids, leave out other inputs (docs/pack.md)."
 )
-@click.option("--pytest", "test", type=PATH, metavar="FILE", help="Write a test that replays it, too.")
+@click.option("--pytest", "test", type=FILE, metavar="FILE", help="Write a test that replays it, too.")
 @click.option(
     "--objective",
     type=click.Choice(["mean", "sum", "sequence-mean"]),
     help="Of one trace, as in `trace replay`.",
 )
 @click.option("--exact", is_flag=True, help="Of two traces, as all that follow: as in `trace diff`.")
-@click.option("--kinds", default="", metavar="K,…", help="As in `trace diff`.")
+@click.option("--kinds", default="", metavar="K,…", shell_complete=begun_kinds, help="As in `trace diff`.")
 @click.option("--include", multiple=True, metavar="GLOB", help="As in `trace diff`.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="As in `trace diff`.")
 @click.option("--allow-missing", multiple=True, metavar="GLOB", help="As in `trace diff`.")
 @click.option("--align", metavar="b:N=a:M", help="As in `trace diff`.")
 @click.option("--expect", multiple=True, metavar="RULE|FILE", help="As in `trace diff`.")
-@click.option("--layout-a", type=PATH, metavar="FILE", help="Layout file of A.")
-@click.option("--layout", "--layout-b", "layout_b", type=PATH, metavar="FILE", help="Layout file of B.")
+@click.option("--layout-a", type=FILE, metavar="FILE", help="Layout file of A.")
+@click.option("--layout", "--layout-b", "layout_b", type=FILE, metavar="FILE", help="Layout file of B.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
 def command(
     traces: tuple[Path, ...], *, output: Path, max_size: str, no_minimise: bool, redact: bool,
     redact_inputs: bool, test: Path | None, objective: str | None, exact: bool, kinds: str,
     include: tuple[str, ...], exclude: tuple[str, ...], allow_missing: tuple[str, ...], align: str | None,
-    expect: tuple[str, ...], layout_a: Path | None, layout_b: Path | None, force: bool,
+    expect: tuple[str, ...], layout_a: Path | None, layout_b: Path | None, force: bool, quiet: bool,
 ) -> int:  # fmt: skip
     """Pack what the diff of traces A and B says, or the replay of A alone, into one small file.
 
@@ -86,6 +87,7 @@ def command(
         found = pack(traces, output, options=options, told=status.tell, replace_target=force)
     if test is not None:
         write_text(pytest_file(found.case, output, test), str(test))
-    say(packed(found, str(output)), nl=False)
-    say(f"next: trace replay {output}", err=True)
+    if not quiet:
+        say(packed(found, str(output)), nl=False)
+        say(f"next: trace replay {output}", err=True)
     return 0

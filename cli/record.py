@@ -9,7 +9,9 @@ from typing import cast, get_args
 import click
 
 from tensortrace.cli.command import Command
-from tensortrace.cli.render.live import Live, ending
+from tensortrace.cli.comparing import TRACE
+from tensortrace.cli.completing import begun_kinds
+from tensortrace.cli.render.live import WARNING, Live, ending
 from tensortrace.tracer import job_step, launch
 from tensortrace.tracer.errors import BadRequest
 from tensortrace.tracer.options import parse_start, resolve
@@ -22,7 +24,10 @@ from tensortrace.tracer.settings import Compress
 )
 @click.option("--force", is_flag=True, help="Replace a trace that exists.")
 @click.option("--steps", default="", metavar="0-3,100", help="Steps to record; default all.")
-@click.option("--kinds", default="", metavar="KIND,…", help="Kinds of boundary to record; default all.")
+@click.option(
+    "--kinds", default="", metavar="KIND,…", shell_complete=begun_kinds,
+    help="Kinds of boundary to record; default all.",
+)  # fmt: skip
 @click.option("--include", multiple=True, metavar="GLOB", help="Record only canonical names that match.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Don't record names that match.")
 @click.option(
@@ -91,7 +96,7 @@ from tensortrace.tracer.settings import Compress
 @click.option("--strict", is_flag=True, help="Let a failure of the recorder end the training.")
 @click.option("--eager", is_flag=True, help="Turn torch.compile off, to see every module. Changes the run.")
 @click.option(
-    "--init-from", type=click.Path(path_type=Path), metavar="TRACE",
+    "--init-from", type=TRACE, metavar="TRACE",
     help="Begin with TRACE's initial parameters, buffers and optimizer state. Changes the run.",
 )  # fmt: skip
 @click.option(
@@ -114,6 +119,7 @@ from tensortrace.tracer.settings import Compress
     "--adversarial", is_flag=True,
     help="Draw parameters that make mistakes of meaning large (--consistent-init 0 unless given).",
 )  # fmt: skip
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but warnings and errors.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     output: Path, force: bool, steps: str, kinds: str, include: tuple[str, ...],
@@ -123,7 +129,7 @@ def command(
     max_bytes: str | None, min_free: str,
     hang_after: float, compress: str, layout: Path | None, dry_run: bool, strict: bool, eager: bool,
     init_from: Path | None, consistent_init: int | None, consistent_dropout: int | None,
-    eager_attention: bool, pad_id: int | None, adversarial: bool, command: tuple[str, ...],
+    eager_attention: bool, pad_id: int | None, adversarial: bool, quiet: bool, command: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Run COMMAND and record every boundary of its training on every rank."""
     settings = resolve(
@@ -151,7 +157,7 @@ def command(
         click.echo(f"trace: {asked} changes the run: it does not begin or draw as the program says", err=True)
     if eager:
         click.echo("trace: --eager changes the run: what torch.compile compiles runs uncompiled", err=True)
-    live = Live(hang_after_s=hang_after, root=None if dry_run else output)
+    live = Live(hang_after_s=hang_after, root=None if dry_run else output, quiet=quiet)
     try:
         outcome = launch.run(command, settings, environ=os.environ, observe=live.show, described=described)
     except launch.CannotStart as error:
@@ -159,7 +165,8 @@ def command(
         return error.exit_code
     live.end()
     for line in [] if dry_run or outcome.joined else ending(outcome, output):
-        click.echo(line, err=True)
+        if not quiet or line.startswith(WARNING):
+            click.echo(line, err=True)
     return launch.exit_code(outcome, settings)
 
 

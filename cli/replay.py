@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from tensortrace.cli.command import Command
+from tensortrace.cli.comparing import FILE
+from tensortrace.cli.completing import TracePath
 from tensortrace.cli.delivery import Delivery, Form, deliver, delivery_options, requested
 from tensortrace.cli.machine import cores, given_environ
 from tensortrace.cli.render.document import refuse_existing, write_text
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from tensortrace.replay.objective import Name
     from tensortrace.tracer.settings import Forced as Kinds
 
-TRACE = click.Path(path_type=Path)
 
 FORCED = ("inputs", "activation_grads", "params", "reduced_grads")
 
@@ -55,14 +56,14 @@ def _is_kind(args: list[str], at: int, end: int) -> bool:
 
 
 @click.command("replay", cls=Replaying)
-@click.argument("trace", type=TRACE)
+@click.argument("trace", type=TracePath(otherwise="file"))
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--force-kind", "kinds", multiple=True, metavar="KIND,…",
     help="Written --force KIND: what a live run is given of the trace: inputs, activation_grads, params, "
     "reduced_grads; repeatable. Without it the first three.",
 )  # fmt: skip
-@click.option("-o", "--output", type=TRACE, metavar="DIR", help="Keep the trace of the live run there.")
+@click.option("-o", "--output", type=FILE, metavar="DIR", help="Keep the trace of the live run there.")
 @click.option(
     "--objective", type=click.Choice(["mean", "sum", "sequence-mean"]),
     help="What the loss should be: a mean over the step's valid tokens, their sum, or a mean over sequences "
@@ -70,13 +71,13 @@ def _is_kind(args: list[str], at: int, end: int) -> bool:
 )  # fmt: skip
 @click.option(
     "--layout",
-    type=TRACE,
+    type=FILE,
     metavar="FILE",
     help="Layout file of the trace, or of the live run (docs/layouts.md).",
 )
 @click.option("--no-modules", is_flag=True, help="Do not execute modules again, which is most of the work.")
 @click.option(
-    "--pytest", "test", type=TRACE, metavar="FILE", help="Write a test that replays the packed case."
+    "--pytest", "test", type=FILE, metavar="FILE", help="Write a test that replays the packed case."
 )
 @delivery_options
 def command(

@@ -72,7 +72,7 @@ def used(command: click.Command, ctx: click.Context) -> str:
         if not isinstance(option, click.Option) or not option.is_flag:
             for one in value if isinstance(value, list) else [value]:
                 words += [_flag(option), one]
-        elif option.is_bool_flag or value == option.flag_value:
+        elif value is True or value == option.flag_value:
             words.append(_flag(option))
     return safe(shlex.join(words), limit=400)
 
@@ -114,8 +114,9 @@ def _value(place: Place, option: click.Option, ctx: click.Context, value: object
     if option.is_flag:
         if not isinstance(value, bool):
             raise BadRequest(str(place), found=safe(repr(value)), expected="true or false")
-        on = True if option.is_bool_flag else option.flag_value
-        return {option.name: on} if value else {}
+        if option.is_bool_flag:
+            return {option.name: value}
+        return {option.name: option.flag_value} if value else {}
     given = value if isinstance(value, list) else [value]
     if isinstance(value, list) and not option.multiple:
         raise BadRequest(str(place), found=safe(repr(value)), expected="one value, as on the command line")

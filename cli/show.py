@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from tensortrace.cli.command import Command
+from tensortrace.cli.comparing import TRACE
 from tensortrace.cli.contents import contents_of
 from tensortrace.cli.modules import tree_of
 from tensortrace.cli.render import show
@@ -31,7 +32,7 @@ WHOLE = 8
 
 
 @click.command("show", cls=Command)
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TRACE)
 @selection_options
 @click.option("--tree", "as_tree", is_flag=True, help="The modules that the selection is in, a line each.")
 @click.option("--depth", type=click.IntRange(1), metavar="N", help="Levels of the tree; default what fits.")

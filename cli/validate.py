@@ -9,12 +9,15 @@ from pathlib import Path
 import click
 
 from tensortrace.cli.command import Command
+from tensortrace.cli.completing import begun_kinds
 from tensortrace.cli.delivery import Form, deliver, delivery_options, requested
 from tensortrace.cli.machine import cores
 from tensortrace.cli.render.live import Live
 from tensortrace.cli.render.say import say
 from tensortrace.cli.render.text import Detail
 from tensortrace.cli.render.validated import hints, render
+from tensortrace.tracer.errors import BadRequest
+from tensortrace.tracer.nearest import meant, sibling
 
 PLACE = click.Path(path_type=Path)
 
@@ -59,7 +62,10 @@ PLACE = click.Path(path_type=Path)
     help="How often the base runs: what its runs differ by is noise.",
 )
 @click.option("--steps", default="", metavar="0-3,100", help="Steps to record; default all.")
-@click.option("--kinds", default="", metavar="KIND,…", help="Kinds of boundary to record; default all.")
+@click.option(
+    "--kinds", default="", metavar="KIND,…", shell_complete=begun_kinds,
+    help="Kinds of boundary to record; default all.",
+)  # fmt: skip
 @click.option("--level", multiple=True, metavar="[KIND,…][@STEPS]=LEVEL", help="As for `trace record`.")
 @click.option("--consistent-init", type=int, metavar="SEED", help="As for `trace record`.")
 @click.option("--consistent-dropout", type=int, metavar="SEED", help="As for `trace record`.")
@@ -88,7 +94,7 @@ def command(
         raise click.UsageError("--snapshot is the feature: leave --feature out")
     asked = requested(form, json_path, detail, force=force)
     if reuse_base is not None and not reuse_base.is_dir():
-        raise click.UsageError(f"--reuse-base {reuse_base}: no such folder")
+        raise BadRequest(f"--reuse-base {reuse_base}: no such folder", remedy=meant(sibling(reuse_base)))
     start = parse_start(
         init_from=None, init_seed=consistent_init, dropout_seed=consistent_dropout, adversarial=False,
         eager_attention=False, pad_id=None,

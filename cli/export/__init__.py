@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from tensortrace.cli.command import Command
-from tensortrace.cli.comparing import TRACE
-from tensortrace.cli.completing import TracePath
+from tensortrace.cli.comparing import FILE, TRACE
 from tensortrace.cli.render.safe import safe
 from tensortrace.cli.render.say import say
 from tensortrace.cli.selecting import selection_options
@@ -19,16 +18,16 @@ ONE, BOTH = ("safetensors", "npz", "chrome"), ("tensorboard", "wandb")
 
 
 @click.command("export", cls=Command)
-@click.argument("a", type=TracePath())
-@click.argument("b", type=TracePath(), required=False)
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Write this.")
+@click.argument("a", type=TRACE)
+@click.argument("b", type=TRACE, required=False)
+@click.option("-o", "--output", required=True, type=FILE, help="Write this.")
 @click.option("--format", "form", required=True, type=click.Choice([*ONE, *BOTH]), help="For which tool.")
 @selection_options
 @click.option(
     "--global/--local", "whole", default=None,
     help="Tensors put together from all ranks (the default), or what each rank holds.",
 )  # fmt: skip
-@click.option("--layout", "layout", type=TRACE, metavar="FILE", help="Layout file of the last trace.")
+@click.option("--layout", "layout", type=FILE, metavar="FILE", help="Layout file of the last trace.")
 @click.option("--force", is_flag=True, help="Replace what exists.")
 def command(
     a: Path, b: Path | None, *, output: Path, form: str, steps: str, kinds: str, name: str | None,

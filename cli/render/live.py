@@ -22,15 +22,19 @@ SPARSE_S = 30.0
 
 WIDTH = 79
 
+WARNING = "trace: warning:"
+"""How a line begins that is said even where nothing else is."""
+
 
 class Live:
     """The line of progress on stderr, and the table of a hang. The clock is monotonic, in seconds."""
 
-    def __init__(self, *, hang_after_s: float, root: Path | None = None) -> None:
-        """Tell in a hang which rank the others wait for, where ``root`` is the trace."""
+    def __init__(self, *, hang_after_s: float, root: Path | None = None, quiet: bool = False) -> None:
+        """Tell in a hang which rank the others wait for where ``root`` is the trace; if ``quiet`` no more."""
         self._hang_after_s = hang_after_s
         self._root = root
-        self._on_terminal = sys.stderr.isatty()
+        self._on_terminal = sys.stderr.isatty() and not quiet
+        self._quiet = quiet
         self._moved_at = self._shown_at = time.monotonic()
         self._index_bytes = 0
         self._hang_shown = False
@@ -46,7 +50,7 @@ class Live:
             self._print_hang(ranks, now - self._moved_at)
         if self._on_terminal:
             click.echo("\r" + progress_line(ranks).ljust(WIDTH), err=True, nl=False)
-        elif ranks and now - self._shown_at >= SPARSE_S:
+        elif ranks and not self._quiet and now - self._shown_at >= SPARSE_S:
             self._shown_at = now
             click.echo(progress_line(ranks), err=True)
 
@@ -102,7 +106,7 @@ def ending(outcome: Outcome, output: Path) -> list[str]:
     """Return the lines that close a recording: what there is, what went wrong, what to run next."""
     if not outcome.ranks:
         return [
-            "trace: warning: no process of the command trained anything, so nothing was recorded",
+            f"{WARNING} no process of the command trained anything, so nothing was recorded",
             "trace: a trainer must import torch, run a module outside transforms of torch.func, and read "
             "PYTHONPATH (no python -I or -E)",
         ]
@@ -113,7 +117,7 @@ def ending(outcome: Outcome, output: Path) -> list[str]:
         f"{size:,.1f} MB in {output}"
     ]
     lines += [
-        f"trace: warning: {rank.folder} {rank.ended or 'was killed'}; last: {last_of(rank)}"
+        f"{WARNING} {rank.folder} {rank.ended or 'was killed'}; last: {last_of(rank)}"
         for rank in outcome.ranks
         if rank.ended != "finished"
     ]

@@ -27,12 +27,13 @@ from tensortrace.tracer.selection import parse_kinds
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads; by default all cores it may use.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the comparison's result as JSON, too.")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
 def command(
     a: Path, b: Path | None, resumed: Path | None, *, resume: bool, output: str,
     floor: tuple[Path, ...], exact: bool, kinds: str,
     include: tuple[str, ...], exclude: tuple[str, ...], allow_missing: tuple[str, ...], align: str | None,
     expect: tuple[str, ...], layout_a: Path | None, layout_b: Path | None, jobs: int | None,
-    json_path: str | None, force: bool,
+    json_path: str | None, force: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Write a report of trace B against A, or of A alone, that a browser opens without network.
 
@@ -63,6 +64,6 @@ def command(
     write_text(made.html, output)
     if made.result is not None and json_path is not None:
         write_document(made.result, json_path)
-    if STDOUT not in (output, json_path):
+    if not quiet and STDOUT not in (output, json_path):
         say(f"{safe(output, limit=200)}: {safe(made.headline, limit=600)}")
         say(f"next: open {safe(output, limit=200)} in a browser", err=True)

@@ -178,3 +178,13 @@ def test_the_layout_file_is_kept_in_the_trace(tmp_path: Path) -> None:
         "it trained nothing"
     )
     assert (tmp_path / "a" / "layout.toml").read_text() == file.read_text()
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [([], 2), (["-q"], 1)])
+def test_a_quiet_recording_says_warnings_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quiet: list[str], lines: int
+) -> None:
+    run(["record", "-o", str(tmp_path / "a"), *quiet, "--", "/bin/true"])
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == lines
+    assert said[0].startswith("trace: warning: no process of the command trained anything")

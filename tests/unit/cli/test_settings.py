@@ -90,6 +90,13 @@ def test_a_setting_that_means_nothing_is_one_line_that_names_file_key_and_remedy
     assert (said.count("\n"), asked) == (1, [])
 
 
+def test_a_flag_may_be_set_to_false_which_is_not_said(
+    asked: list[engine.CompareOptions], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert diff("[tool.tensortrace.diff]\nexact = false\nquiet = false\n") == 0
+    assert (asked[0].policy, capsys.readouterr().err) == ("error-model", "")
+
+
 def test_tables_of_other_programs_and_of_other_commands_are_left_alone(
     asked: list[engine.CompareOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:

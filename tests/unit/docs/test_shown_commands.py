@@ -15,7 +15,7 @@ from tests.unit.docs import shown
 Line = shown.Line
 
 LINES = list(shown.lines())
-OF_SHELLS = {".", "bash", "cd", "python3", "mkdir", "source"}
+OF_SHELLS = {".", "bash", "cd", "echo", "python3", "mkdir", "source"}
 MODULES = {"pip", "pytest", "venv", "sphinx"}
 """Run with ``python -m``; their options are theirs."""
 
