@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensortrace.tracer.codec_dtypes import size_bytes
-from tensortrace.tracer.keeping import Summary
+from tensortrace.tracer.keeping import Keeping, Summary
 from tensortrace.tracer.settings import Settings
 from tensortrace.tracer.staging import Remembering, Store
-from tensortrace.tracer.types import Boundary, Entry, Mesh
+from tensortrace.tracer.types import Boundary, Entry
 
 LOOK_EVERY_BYTES = 16 << 20
 """Free space is looked up once per this many bytes written."""
@@ -49,27 +49,10 @@ class Metered:
         """For how many further boundaries the store behind this one knows a content."""
         return self._remembering.remembers if self._remembering is not None else 0
 
-    def held(self, boundary: Boundary) -> str:
-        """Name how the store behind this one holds a boundary."""
-        return self._remembering.held(boundary) if self._remembering is not None else ""
-
-    def sums(self, boundary: Boundary) -> bool:
-        """Tell whether the store behind this one may keep a summary in place of a boundary's bytes."""
-        return self._remembering is not None and self._remembering.sums(boundary)
-
-    def look(self, boundary: Boundary, data: NDArray[np.uint8]) -> None:
-        """Show the store behind this one the bytes of an input."""
-        if self._remembering is not None:
-            self._remembering.look(boundary, data)
-
-    def summary(self, boundary: Boundary, data: NDArray[np.uint8]) -> Summary | None:
-        """Return what the store behind this one keeps in place of these bytes."""
-        return None if self._remembering is None else self._remembering.summary(boundary, data)
-
-    def know(self, meshes: Mapping[str, Mesh]) -> None:
-        """Tell the store behind this one of the meshes."""
-        if self._remembering is not None:
-            self._remembering.know(meshes)
+    @property
+    def keeping(self) -> Keeping | None:
+        """What decides how much of each boundary the store behind this one keeps."""
+        return None if self._remembering is None else self._remembering.keeping
 
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False,
@@ -83,6 +66,11 @@ class Metered:
             boundary, digest, payload, hurried=hurried, held=held, summary=summary
         )
         return self._count(entry)
+
+    def flush(self) -> None:
+        """Make what the store behind this one took last."""
+        if self._remembering is not None:
+            self._remembering.flush()
 
     def _drops(self, boundary: Boundary) -> bool:
         self.full = self.full or self._limit_reached()

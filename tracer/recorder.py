@@ -159,17 +159,26 @@ class Recorder:
             if reason := unsupported(tensor):  # which may not even have a shape
                 self._dropped(reason, tensor.numel() * tensor.element_size())
                 return None
+            event = self._events  # likely: another thread, or a signal's handler, may come in between
             boundary = Boundary(
-                event=0, step=step, microbatch=microbatch, kind=kind, name=name, slot=slot,
+                event=event, step=step, microbatch=microbatch, kind=kind, name=name, slot=slot,
                 dtype=dtype_name(tensor.dtype), local_shape=tuple(tensor.shape), call=call,
                 recompute=recompute, shard=shard, producers=producers, meta=meta or _NO_META,
             )  # fmt: skip
-            queue = self._take(tensor, boundary)
-            if queue is None:
+            stage = self._stage
+            assert stage is not None, "opened by _ready"
+            if not tensor.is_cpu:
+                self._device = tensor.device.type
+            taken = stage.take(tensor, boundary)
+            if taken is None:
+                self._refused(tensor)
                 return None
             with self._lock:  # it gets its number once its bytes are safe, and is queued in that order
-                event, self._events = self._events, self._events + 1
-                queue(msgspec.structs.replace(boundary, event=event))
+                if event != self._events:
+                    event = self._events
+                    boundary = msgspec.structs.replace(boundary, event=event)
+                self._events += 1
+                stage.queue(boundary, taken)
             return event
 
     def step_began(self, step: int) -> None:
@@ -237,18 +246,6 @@ class Recorder:
         self._end(ended)
         if not self._stage.close():
             say(f"rank {self._identity.rank}: the writer is stuck; the end of the trace is missing")
-
-    def _take(self, tensor: torch.Tensor, boundary: Boundary) -> Callable[[Boundary], None] | None:
-        """Copy the tensor and return what queues its boundary; None where it cannot be taken."""
-        assert self._stage is not None
-        if not tensor.is_cpu:
-            self._device = tensor.device.type
-        if (queue := self._stage.bare(tensor, boundary)) is not None:
-            return queue
-        if (lease := self._stage.lend(tensor)) is None:
-            self._refused(tensor)
-            return None
-        return self._stage.put(tensor, lease, boundary)
 
     def _ready(self) -> bool:
         """Tell whether a boundary can be taken, opening the files for the first one."""

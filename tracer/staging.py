@@ -23,7 +23,7 @@ from tensortrace.tracer.copies import (
     host_memory,
     is_plain,
 )
-from tensortrace.tracer.keeping import Summary
+from tensortrace.tracer.keeping import Keeping, Summary
 from tensortrace.tracer.latest import Latest
 from tensortrace.tracer.room import Room
 from tensortrace.tracer.settings import Pressure
@@ -77,20 +77,9 @@ class Remembering(Store, Protocol):
     def remembers(self) -> int:
         """For how many further boundaries a content is known."""
 
-    def held(self, boundary: Boundary) -> str:
-        """Name how a boundary is held, in full or not; may be called on any thread."""
-
-    def sums(self, boundary: Boundary) -> bool:
-        """Tell whether a summary may be kept of a boundary in place of its bytes; on any thread."""
-
-    def look(self, boundary: Boundary, data: NDArray[np.uint8]) -> None:
-        """Take note of bytes that are in host memory by now; on any thread, before those that follow."""
-
-    def summary(self, boundary: Boundary, data: NDArray[np.uint8]) -> Summary | None:
-        """Return what is kept in place of these bytes, None where they are; on any thread, after ``held``."""
-
-    def know(self, meshes: Mapping[str, Mesh]) -> None:
-        """Take note of the meshes that shards refer to, before a boundary does; on any thread."""
+    @property
+    def keeping(self) -> Keeping | None:
+        """What decides how much of each boundary is kept; None where ``remembers`` is 0."""
 
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False,
@@ -98,8 +87,12 @@ class Remembering(Store, Protocol):
     ) -> object:  # fmt: skip
         """Store one boundary with this digest: its bytes are ``payload``, or a summary is all that is kept.
 
-        Without either its content must be known, ``held`` alike.
+        Without either its content must be known, ``held`` alike. What was stored so is sure to last after
+        ``flush`` only.
         """
+
+    def flush(self) -> None:
+        """Make what was stored last, whatever becomes of the process."""
 
 
 class Lease(NamedTuple):
@@ -121,31 +114,28 @@ class Lease(NamedTuple):
         return self.whole[self.offset : self.offset + self.bytes.size]
 
 
-class _Copied(NamedTuple):
-    """A boundary whose bytes are in host memory once ``wait`` has returned; their digest, if it is known."""
+class Taken(NamedTuple):
+    """What was taken of a tensor: its bytes in ``lease``, once ``wait`` has returned, or no bytes.
 
-    boundary: Boundary
-    lease: Lease
-    wait: Wait | None
-    digest: str | None
+    Without bytes the store knows the content by its digest, or a summary is all that is kept. ``key`` names a
+    content that is held in some way, where the store remembers contents.
+    """
 
-
-class _Bare(NamedTuple):
-    """A boundary without its bytes: the store knows them, or they were summed up."""
-
-    boundary: Boundary
-    digest: str
-    held: str
+    lease: Lease | None
+    wait: Wait | None = None
+    digest: str | None = None
+    held: str = ""
+    key: str | None = None
     summary: Summary | None = None
 
 
-_Job = _Copied | _Bare | Callable[[], None]
+_Job = tuple[Boundary, Taken] | Callable[[], None]
 
 
 class Stage:
     """A queue of at most ``capacity`` bytes, with the thread that empties it into a store.
 
-    ``bare``, ``lend``, ``put`` and ``run_in_order`` may be called from several training threads.
+    ``take``, ``queue`` and ``run_in_order`` may be called from several training threads.
     ``on_error`` and ``on_end`` are called on the writer thread: on the first failure of the store, and
     last of all. A tensor larger than the whole buffer is admitted alone, when the queue is empty.
 
@@ -166,6 +156,7 @@ class Stage:
     ) -> None:
         self._store = store
         self._remembering = store if isinstance(store, Remembering) and store.remembers else None
+        self._keeping = self._remembering.keeping if self._remembering else None
         self._latest = Latest(self._remembering.remembers if self._remembering else 0)
         self._pressure = pressure
         self._on_error = on_error
@@ -188,11 +179,64 @@ class Stage:
         self._thread = threading.Thread(target=self._run, name="tensortrace-writer", daemon=True)
         self._thread.start()
 
-    def lend(self, tensor: torch.Tensor) -> Lease | None:
-        """Return memory for this tensor's bytes; None where there is none under the pressure policy.
+    def take(self, tensor: torch.Tensor, boundary: Boundary) -> Taken | None:
+        """Copy the tensor, or what is kept of it, so that it may change; None where there is no room for it.
 
-        Under ``block`` this waits for the writer, and returns None only once the stage is closing.
+        Under ``block`` this waits for the writer, and returns None only once the stage is closing. What was
+        taken is to be queued, and apart from that: a boundary gets its event number, under the caller's lock,
+        only once its bytes are safe.
         """
+        plain = is_plain(tensor)
+        keeping = self._keeping
+        sums = keeping is not None and keeping.sums(boundary)
+        if plain and keeping is not None and (sums or self._was_here(tensor)):
+            # of what is kept in full only a tensor that was here before is looked at where it lies
+            view = bytes_of_plain(tensor)
+            data = np.frombuffer(view, np.uint8) if len(view) else np.empty(0, np.uint8)
+            digest = self._digest(tensor, view)
+            if (bare := self._without_bytes(boundary, keeping, digest, data)) is not None:
+                return bare
+        lease = self._lend(tensor)
+        if lease is None:
+            return None
+        try:
+            taken = self._copy(tensor, lease, boundary, plain=plain)
+            if sums and keeping is not None and taken.digest is not None:
+                bare = self._without_bytes(boundary, keeping, taken.digest, lease.bytes)
+                if bare is not None:
+                    self._give_back(lease)
+                    return bare
+        except BaseException:
+            self._give_back(lease)
+            raise
+        return taken
+
+    def queue(self, boundary: Boundary, taken: Taken) -> None:
+        """Queue a boundary with what was taken of it, without bytes that the store will know by then."""
+        key, lease = taken.key, taken.lease
+        with self._lock:
+            if key is not None and lease is not None and self._latest.holds(key):
+                self._give_back(lease)
+                taken, lease = taken._replace(lease=None, wait=None), None
+            self._push((boundary, taken), 0 if lease is None else lease.bytes.size)
+            self._latest.add(key)
+
+    def _copy(self, tensor: torch.Tensor, lease: Lease, boundary: Boundary, *, plain: bool) -> Taken:
+        """Copy the tensor into its memory, and hash it while it is warm."""
+        wait = None
+        if plain:
+            copy_plain(tensor, lease.address, tensor.nbytes)
+        else:
+            wait = copy_bytes(tensor, lease.memory)
+        if wait is not None or (keeping := self._keeping) is None:
+            return Taken(lease, wait)
+        digest = self._digest(tensor, lease.bytes.data)
+        keeping.look(boundary, lease.bytes)
+        held = keeping.held(boundary)
+        return Taken(lease, None, digest, held, digest + held)
+
+    def _lend(self, tensor: torch.Tensor) -> Lease | None:
+        """Return memory for this tensor's bytes; None where there is none under the pressure policy."""
         size = tensor.nbytes
         with self._lock:
             while not (self._closing or self._broken):
@@ -204,52 +248,10 @@ class Stage:
                 self._freed.wait()
         return None
 
-    def put(self, tensor: torch.Tensor, lease: Lease, boundary: Boundary) -> Callable[[Boundary], None]:
-        """Copy the tensor into its memory and return the function that queues its boundary.
-
-        The two are apart because a boundary gets its event number, under the caller's lock, only once its
-        bytes are safe; ``boundary`` is that without a number. Where a summary is all that is kept, the memory
-        is free again.
-        """
-        wait = None
-        try:
-            if is_plain(tensor):
-                copy_plain(tensor, lease.address, tensor.nbytes)
-            else:
-                wait = copy_bytes(tensor, lease.memory)
-            found = self._digest(tensor, lease.bytes.data) if wait is None and self._remembering else None
-            bare = None
-            if found is not None and self._remembering is not None:
-                self._remembering.look(boundary, lease.bytes)
-                if self._remembering.sums(boundary):
-                    bare = self._without_bytes(boundary, found, lease.bytes)
-        except BaseException:
-            self._give_back(lease)
-            raise
-        if bare is not None:
-            self._give_back(lease)
-            return bare
-        return lambda boundary: self._push_boundary(_Copied(boundary, lease, wait, found))
-
-    def bare(self, tensor: torch.Tensor, boundary: Boundary) -> Callable[[Boundary], None] | None:
-        """Return the function that queues the boundary of a tensor which needs no copy, else None.
-
-        The store knows its content, or keeps a summary only, which is made here and now. Of what is kept in
-        full only a tensor that was here before is looked at. ``boundary`` needs no number yet.
-        """
-        if self._remembering is None or not is_plain(tensor):
-            return None
-        if not self._remembering.sums(boundary) and not self._was_here(tensor):
-            return None
-        view = bytes_of_plain(tensor)
-        digest = self._digest(tensor, view)
-        data = np.frombuffer(view, np.uint8) if len(view) else np.empty(0, np.uint8)
-        return self._without_bytes(boundary, digest, data)
-
     def know(self, meshes: Mapping[str, Mesh]) -> None:
         """Tell the store of the meshes that shards refer to."""
-        if self._remembering is not None:
-            self._remembering.know(meshes)
+        if self._keeping is not None:
+            self._keeping.know(meshes)
 
     def _was_here(self, tensor: torch.Tensor) -> bool:
         if tensor.is_inference():
@@ -263,20 +265,19 @@ class Stage:
         return False
 
     def _without_bytes(
-        self, boundary: Boundary, digest: str, data: NDArray[np.uint8]
-    ) -> Callable[[Boundary], None] | None:
-        """Return the function that queues a boundary without these bytes; None where they are needed."""
-        assert self._remembering is not None
-        held = self._remembering.held(boundary)
+        self, boundary: Boundary, keeping: Keeping, digest: str, data: NDArray[np.uint8]
+    ) -> Taken | None:
+        """Return what is taken of a boundary without these bytes; None where they are needed."""
+        held = keeping.held(boundary)
         key = digest + held
         with self._lock:
             if self._closing or self._broken or len(self._queue) >= MOST_QUEUED:
                 return None
             known = self._latest.holds(key)
         summary = None
-        if not known and (summary := self._remembering.summary(boundary, data)) is None:
+        if not known and (summary := keeping.summary(boundary, data)) is None:
             return None
-        return lambda numbered: self._push_bare(_Bare(numbered, digest, held, summary), key)
+        return Taken(None, None, digest, held, key, summary)
 
     def run_in_order(self, job: Callable[[], None]) -> None:
         """Call ``job`` on the writer thread, after all that is queued already."""
@@ -343,27 +344,6 @@ class Stage:
                 self._room.release(lease.offset)
             self._freed.notify_all()
 
-    def _push_boundary(self, job: _Copied) -> None:
-        """Queue a boundary, without its bytes where the store will know them by then."""
-        with self._lock:
-            if job.digest is None or self._remembering is None:
-                self._push(job, job.lease.bytes.size)
-                self._latest.add(None)
-                return
-            held = self._remembering.held(job.boundary)
-            key = job.digest + held
-            if self._latest.holds(key):
-                self._give_back(job.lease)
-                self._push(_Bare(job.boundary, job.digest, held))
-            else:
-                self._push(job, job.lease.bytes.size)
-            self._latest.add(key)
-
-    def _push_bare(self, job: _Bare, key: str) -> None:
-        with self._lock:
-            self._push(job)
-            self._latest.add(key)
-
     def _push(self, job: _Job, size_bytes: int = 0) -> None:
         with self._lock:
             self._queue.append(job)
@@ -385,9 +365,12 @@ class Stage:
             self._on_end()
 
     def _next(self) -> _Job | None:
+        """Return the next job, None at the end; what was stored is made to last before a longer wait."""
+        if not self._wait_a_little() and self._remembering is not None:
+            self._remembering.flush()
+        while not self._wait_a_little():
+            pass
         with self._changed:
-            while not self._queue and not self._closing:
-                self._changed.wait(LINGER_S)
             if not self._queue:
                 return None
             job = self._queue.popleft()
@@ -395,25 +378,34 @@ class Stage:
                 self._freed.notify_all()
             return job
 
+    def _wait_a_little(self) -> bool:
+        """Wait until there is a job or the stage is closing; False where neither came in time."""
+        with self._changed:
+            if not self._queue and not self._closing:
+                self._changed.wait(LINGER_S)
+            return bool(self._queue) or self._closing
+
     def _do(self, job: _Job) -> None:
-        if isinstance(job, _Bare):
-            assert self._remembering is not None
-            self._remembering.append_known(job.boundary, job.digest, None, held=job.held, summary=job.summary)
-            return
-        if not isinstance(job, _Copied):
+        if not isinstance(job, tuple):
             job()
             return
+        boundary, taken = job
+        lease, remembering = taken.lease, self._remembering
+        if lease is None:
+            assert remembering is not None
+            assert taken.digest is not None
+            remembering.append_known(boundary, taken.digest, None, held=taken.held, summary=taken.summary)
+            return
         try:
-            if job.wait is not None:
-                job.wait()
-            data = job.lease.bytes
-            hurried = job.wait is None or self._room.used > HURRIED * self._room.capacity
-            if self._remembering is None or job.digest is None:
-                self._store.append(job.boundary, data, hurried=hurried)
+            if taken.wait is not None:
+                taken.wait()
+            hurried = taken.wait is None or self._room.used > HURRIED * self._room.capacity
+            if remembering is None or taken.digest is None:
+                self._store.append(boundary, lease.bytes, hurried=hurried)
             else:
-                self._remembering.append_known(job.boundary, job.digest, data, hurried=hurried)
+                remembering.append_known(boundary, taken.digest, lease.bytes, hurried=hurried)
         finally:
-            self._give_back(job.lease)
+            self._give_back(lease)
 
     def _discard_queue(self) -> None:
         """Wake whoever waits for memory: after a failure nothing more is written."""

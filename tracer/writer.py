@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -18,7 +20,7 @@ from tensortrace.tracer.codec_values import digest, statistics
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.keeping import Keeping, Kept, Summary
 from tensortrace.tracer.manifest import encode_entry, replace_manifest
-from tensortrace.tracer.types import Blob, Boundary, Entry, Mesh, Promise, RankManifest, Shard, Stats
+from tensortrace.tracer.types import Blob, Boundary, Entry, Promise, RankManifest, Shard, Stats
 from tensortrace.tracer.writer_files import GrowingFile
 from tensortrace.tracer.writer_segment import SegmentWriter
 
@@ -43,12 +45,20 @@ class Mark(NamedTuple):
     boundaries: int
 
 
-class RankWriter:
-    """Writes the folder of one rank; a boundary is finished when ``append`` returns.
+class _Line(NamedTuple):
+    """An index line that is to be written once the segment up to ``end`` is in its file."""
 
-    Files are opened at construction, before the training starts; OSError (also FileExistsError for a
-    folder that another run wrote) is the caller's, who then stands down and calls ``close``. After a
-    failed ``append`` everything finished before is intact. Used by one thread.
+    end: int
+    text: bytes
+
+
+class RankWriter:
+    """Writes the folder of one rank; a boundary is finished once its index line is in the file.
+
+    That is when ``append`` returns, and for what ``append_known`` took when its block is full, or after
+    ``flush``. Files are opened at construction, before the training starts; OSError (also FileExistsError for
+    a folder that another run wrote) is the caller's, who then stands down and calls ``close``. After a
+    failed call everything finished before is intact. Used by one thread.
     """
 
     def __init__(
@@ -64,11 +74,12 @@ class RankWriter:
         self._rank = rank
         self._dedup = dedup
         self._encoder = Encoder(compress)
-        self._keeping = Keeping(promise)
+        self.keeping = Keeping(promise)
         self._seen: dict[str, tuple[int | None, Stats]] = {}
         self._shards: dict[Shard, int] = {}
         self._segments = 0
         self._segment: SegmentWriter | None = None
+        self._lines: deque[_Line] = deque()
         self._dropped = self._disowned = Mark(0, 0, 0)
         self.folder.mkdir(parents=True)
         self._index = GrowingFile(self.folder / layout.INDEX)
@@ -85,32 +96,12 @@ class RankWriter:
         data = _flat_bytes(payload)
         self._check_size(boundary, data)
         found = digest(boundary.dtype, boundary.local_shape, data)
-        return self.append_known(boundary, found, data, hurried=hurried)
+        return self._append(boundary, found, data, hurried, "", None, finish=True)
 
     @property
     def remembers(self) -> int:
         """For how many further boundaries a content is known; 0 where each is looked at again anyhow."""
-        return 0 if self._keeping.needs_bytes else self._dedup
-
-    def held(self, boundary: Boundary) -> str:
-        """Name how a boundary is held: of a known content only what is held alike needs no bytes."""
-        return self._keeping.held(boundary)
-
-    def sums(self, boundary: Boundary) -> bool:
-        """Tell whether a summary may be kept of a boundary in place of its bytes."""
-        return self._keeping.sums(boundary)
-
-    def look(self, boundary: Boundary, data: Bytes) -> None:
-        """Take note of the bytes of an input, before those of what follows come; on any thread."""
-        self._keeping.look(boundary, data)
-
-    def summary(self, boundary: Boundary, data: Bytes) -> Summary | None:
-        """Return what is kept in place of these bytes, None where they are; on any thread, after ``held``."""
-        return self._keeping.summary(boundary, data)
-
-    def know(self, meshes: Mapping[str, Mesh]) -> None:
-        """Take note of the meshes that shards refer to, before a boundary does; on any thread."""
-        self._keeping.know(meshes)
+        return 0 if self.keeping.needs_bytes else self._dedup
 
     def append_known(
         self, boundary: Boundary, digest: str, payload: NDArray[np.uint8] | None, *, hurried: bool = False,
@@ -118,23 +109,72 @@ class RankWriter:
     ) -> Entry:  # fmt: skip
         """Store one boundary whose digest is known; without payload or summary its content is, as ``held``.
 
-        Raises TraceError where it is not, and as ``append`` does.
+        It is finished once its block is full, or after ``flush``. Raises TraceError where its content is
+        not known, and as ``append`` does.
         """
-        if self._index.closed:
-            raise TraceError(f"{self.folder}: appended to after it was closed")
         data = None
         if payload is not None:
             data = _flat_bytes(payload)
             self._check_size(boundary, data)
+        return self._append(boundary, digest, data, hurried, held, summary, finish=False)
+
+    def _append(
+        self, boundary: Boundary, digest: str, data: Bytes | None, hurried: bool, held: str,
+        summary: Summary | None, *, finish: bool,
+    ) -> Entry:  # fmt: skip
+        if self._index.closed:
+            raise TraceError(f"{self.folder}: appended to after it was closed")
         segment = self._segment_with_room(boundary)
-        before = segment.size
-        try:
+        with self._taking_back(segment):
             entry = self._store(segment, boundary, digest, data, hurried, held, summary)
-        except BaseException:
-            segment.rollback(before)
-            raise
+            if finish:
+                self.flush()
         self._remember(segment, boundary, entry)
+        self._finish_written(segment)
         return entry
+
+    @contextmanager
+    def _taking_back(self, segment: SegmentWriter) -> Iterator[None]:
+        """Take a boundary back that could not be stored."""
+        size, boundaries = segment.size, segment.boundaries
+        try:
+            yield
+        except BaseException:
+            if segment.size > size:
+                segment.rollback(size)
+                segment.boundaries = boundaries
+            while self._lines and self._lines[-1].end > size:
+                self._lines.pop()
+            raise
+
+    def flush(self) -> None:
+        """Finish every boundary. Raises OSError, and what was not finished before is then lost."""
+        segment = self._segment
+        if segment is None or not self._lines:
+            return
+        try:
+            segment.flush()
+        except OSError:
+            self._lines.clear()
+            segment.lose()
+            raise
+        self._finish_written(segment)
+
+    def _finish_written(self, segment: SegmentWriter) -> None:
+        """Write the index lines of what is in the segment's file by now."""
+        if not self._lines or self._lines[0].end > segment.written:
+            return
+        done = []
+        while self._lines and self._lines[0].end <= segment.written:
+            done.append(self._lines.popleft())
+        try:
+            self._index.append(b"".join(line.text for line in done))
+        except OSError:
+            self._lines.clear()
+            segment.lose()
+            raise
+        segment.keep(done[-1].end, len(done))
+        self.boundaries += len(done)
 
     def _check_size(self, boundary: Boundary, data: Bytes) -> None:
         size = size_bytes(boundary.dtype, boundary.local_shape)
@@ -148,7 +188,7 @@ class RankWriter:
         """Write the frames, then the record, then the index line; memory changes only afterwards."""
         event, stats = self._seen.get(hexdigest, (None, None))
         if data is not None:
-            kept = self._keeping.decide(boundary, data, hexdigest)
+            kept = self.keeping.decide(boundary, data, hexdigest)
         else:
             stats = stats if summary is None else summary.stats
             kept = self._known(
@@ -175,7 +215,7 @@ class RankWriter:
         try:
             if not is_known:
                 raise KeyError(hexdigest)
-            return self._keeping.decide_known(boundary, hexdigest, held, summary, in_full=in_full)
+            return self.keeping.decide_known(boundary, hexdigest, held, summary, in_full=in_full)
         except KeyError:
             raise TraceError(f"event {boundary.event}: its content is not known") from None
 
@@ -185,15 +225,12 @@ class RankWriter:
         Raises as ``append`` does.
         """
         segment = self._segment_with_room(entry)
-        before = segment.size
-        try:
+        with self._taking_back(segment):
             blob = None if payload is None else self._put(segment, entry, _flat_bytes(payload), False)
             new = msgspec.structs.replace(entry, blob=blob, **self._place(entry.shard))
             self._commit(segment, new)
-        except BaseException:
-            segment.rollback(before)
-            raise
         self._remember(segment, entry, new)
+        self._finish_written(segment)
 
     def _place(self, shard: Shard | None) -> dict[str, Shard | int | None]:
         """Return the fields that tell a shard, or the earlier line which has it."""
@@ -203,7 +240,7 @@ class RankWriter:
     def _commit(self, segment: SegmentWriter, entry: Entry) -> None:
         line = encode_entry(entry)
         segment.commit(line)
-        self._index.append(line)
+        self._lines.append(_Line(segment.size, line))
 
     def _put(self, segment: SegmentWriter, boundary: Boundary, data: Bytes, hurried: bool) -> Blob:
         self._check_size(boundary, data)  # there may be none of a content that was not kept before
@@ -213,7 +250,6 @@ class RankWriter:
         return Blob(segment.number, offset, segment.size - offset, data.size, codec)
 
     def _remember(self, segment: SegmentWriter, boundary: Boundary, entry: Entry) -> None:
-        self.boundaries += 1
         if entry.blob is not None:
             segment.header.add_tensor(boundary, entry.blob.codec)
             self._remember_digest(entry, entry.event)
@@ -238,7 +274,8 @@ class RankWriter:
         self._seen[entry.digest] = (event, entry.stats)
 
     def end_step(self) -> None:
-        """Seal the open segment if it is large enough to stand alone; call after a step's last boundary."""
+        """Finish the step, and seal the segment if it can stand alone; call after a step's last boundary."""
+        self.flush()
         if self._segment is not None and self._segment.size >= SEAL_AT_STEP_BYTES:
             self._seal()
 
@@ -247,7 +284,7 @@ class RankWriter:
         self._seal()
         self._seen.clear()
         self._shards.clear()
-        self._keeping.forget()
+        self.keeping.forget()
         gone = self._dropped
         return Mark(
             gone.index_bytes + self._index.size, self._segments, self._disowned.boundaries + self.boundaries
@@ -273,8 +310,9 @@ class RankWriter:
             (self.folder / layout.segment_name(number)).unlink(missing_ok=True)
 
     def write_manifest(self, manifest: RankManifest) -> None:
-        """Write ``rank.json`` atomically, with the number of boundaries finished so far."""
-        self._keeping.know(manifest.meshes)
+        """Finish every boundary and write ``rank.json`` atomically, with their number."""
+        self.flush()
+        self.keeping.know(manifest.meshes)
         whole = msgspec.structs.replace(manifest, boundaries=self.boundaries)
         replace_manifest(self.folder / layout.RANK_MANIFEST, whole)
 
@@ -300,7 +338,10 @@ class RankWriter:
         return self._segment
 
     def _seal(self) -> None:
-        segment, self._segment = self._segment, None
+        try:
+            self.flush()
+        finally:
+            segment, self._segment = self._segment, None
         if segment is None:
             return
         try:

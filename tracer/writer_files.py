@@ -20,9 +20,9 @@ class GrowingFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._part = path.with_name(path.name + layout.PART)
+        self.part = path.with_name(path.name + layout.PART)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._descriptor = os.open(self._part, flags, 0o644)
+        self._descriptor = os.open(self.part, flags, 0o644)
         self.size = 0
 
     @property
@@ -30,14 +30,21 @@ class GrowingFile:
         """Tell whether the file was closed, finished or not."""
         return self._descriptor < 0
 
-    def append(self, *parts: bytes | memoryview) -> None:
-        """Write at the end, in one go; on failure nothing of it remains in the file."""
+    def append(self, *parts: bytes | memoryview, through: int | None = None) -> None:
+        """Write at the end, in one go, maybe through another descriptor of the file.
+
+        On failure nothing of it remains in the file.
+        """
         try:
-            size = _write_all(self._descriptor, parts, self.size)
+            size = write_all(self._descriptor if through is None else through, parts, self.size)
         except OSError:
             os.ftruncate(self._descriptor, self.size)
             raise
         self.size += size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return bytes that were written."""
+        return os.pread(self._descriptor, size, offset)
 
     def let_go(self) -> None:
         """Ask the kernel to write out what it holds of the file, and not to hold what it has written out."""
@@ -47,7 +54,7 @@ class GrowingFile:
 
     def overwrite_front(self, data: bytes) -> None:
         """Replace the first bytes."""
-        _write_all(self._descriptor, (data,), 0)
+        write_all(self._descriptor, (data,), 0)
 
     def truncate(self, size: int) -> None:
         """Cut the file back to an earlier size."""
@@ -56,13 +63,13 @@ class GrowingFile:
 
     def drop_front(self, size: int) -> None:
         """Remove the first bytes: the others are copied, and the copy takes the file's place at once."""
-        copy = self._part.with_name(self._part.name + layout.PART)
+        copy = self.part.with_name(self.part.name + layout.PART)
         descriptor = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             for offset in range(size, self.size, _COPY_BYTES):
                 part = os.pread(self._descriptor, min(_COPY_BYTES, self.size - offset), offset)
-                _write_all(descriptor, (part,), offset - size)
-            os.replace(copy, self._part)
+                write_all(descriptor, (part,), offset - size)
+            os.replace(copy, self.part)
         except BaseException:
             os.close(descriptor)
             raise
@@ -73,12 +80,12 @@ class GrowingFile:
     def finish(self) -> None:
         """Close the file and give it its final name."""
         self.close()
-        os.rename(self._part, self.path)
+        os.rename(self.part, self.path)
 
     def discard(self) -> None:
         """Close the file and remove it."""
         self.close()
-        os.unlink(self._part)
+        os.unlink(self.part)
 
     def close(self) -> None:
         """Close the file and leave it under its ``.part`` name."""
@@ -87,7 +94,7 @@ class GrowingFile:
             self._descriptor = -1
 
 
-def _write_all(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> int:
+def write_all(descriptor: int, parts: Sequence[bytes | memoryview], offset: int) -> int:
     """Write some parts (few enough for one call) one behind the other; return how many bytes they are."""
     total = sum(map(len, parts))
     written = 0

@@ -70,6 +70,11 @@ class Header:
         for key, value in own.items():
             self._metadata.add(_member(key, value))
 
+    @property
+    def boundaries(self) -> int:
+        """How many boundaries it names."""
+        return len(self._names)
+
     def has_room(self, boundary: Boundary) -> bool:
         """Tell whether a boundary can still be named in this header, even if nothing compresses."""
         raw = self._tensors.raw_bytes + self._metadata.raw_bytes

@@ -42,12 +42,12 @@ def peak_mib() -> float:
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024
 
 
-write = writer_files._write_all
+write = writer_files.write_all
 pressure, root = sys.argv[1:]
 if pressure == "plain":
     train()
 else:
-    writer_files._write_all = slowly
+    writer_files.write_all = slowly
     with record(root, buffer=BUFFER, on_pressure=pressure, compress="none", min_free="0"):
         train()
 print(json.dumps({"peak_mib": peak_mib(), "written": sum(WRITES)}))

@@ -60,12 +60,9 @@ def test_what_is_kept_of_a_tensor_is_what_a_copy_of_it_gives(tmp_path: Path, lev
     with RankWriter(early, 0, promise=promise) as writer:
         stage = Stage(writer, capacity=1 << 16, pressure="block", on_error=errors.append, on_end=lambda: None)
         for tensor, boundary in boundaries():
-            queue = stage.bare(tensor, boundary)
-            if queue is None:
-                lease = stage.lend(tensor)
-                assert lease is not None
-                queue = stage.put(tensor, lease, boundary)
-            queue(boundary)
+            taken = stage.take(tensor, boundary)
+            assert taken is not None
+            stage.queue(boundary, taken)
         assert stage.close()
     assert errors == []
     with RankWriter(late, 0, promise=promise) as writer:
@@ -93,7 +90,7 @@ def test_a_repeat_of_what_can_have_no_sketch_refers_to_its_bytes(tmp_path: Path)
     with RankWriter(tmp_path / "a", 0, promise=promise) as writer:
         first, again = (boundary_of(event, huge, name=f"m{event}") for event in (0, 1))
         assert writer.append(first, huge).blob is not None
-        held = writer.held(again)
+        held = writer.keeping.held(again)
         assert held.startswith("sketch "), "its place is one that sketches are made at"
         entry = writer.append_known(again, content, None, held=held)
     assert (entry.same_as, entry.sketch, entry.sketch_ref) == (0, None, None)

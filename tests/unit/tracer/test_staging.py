@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -58,13 +59,10 @@ class Rig:
 
     def add(self, tensor: torch.Tensor, slot: str = "model") -> bool:
         given = boundary(self._event, tensor, slot)
-        queue = self.stage.bare(tensor, given)
-        if queue is None:
-            lease = self.stage.lend(tensor)
-            if lease is None:
-                return False
-            queue = self.stage.put(tensor, lease, given)
-        queue(given)
+        taken = self.stage.take(tensor, given)
+        if taken is None:
+            return False
+        self.stage.queue(given, taken)
         self._event += 1
         return True
 
@@ -202,6 +200,11 @@ class Memory(Gate):
     def __init__(self, *, is_open: bool = True) -> None:
         super().__init__(is_open=is_open)
         self.summaries: list[float | None] = []
+        self.flushed: list[int] = []
+
+    @property
+    def keeping(self) -> Memory:
+        return self
 
     def held(self, boundary: Boundary) -> str:
         return boundary.slot
@@ -228,6 +231,9 @@ class Memory(Gate):
         self.summaries.append(None if summary is None else summary.stats.mean)
         self.got.append((boundary.event, None if payload is None else payload.tobytes()))
 
+    def flush(self) -> None:
+        self.flushed.append(len(self.got))
+
 
 def test_a_content_that_the_store_knows_is_not_given_again() -> None:
     store = Memory(is_open=False)
@@ -242,6 +248,17 @@ def test_a_content_that_the_store_knows_is_not_given_again() -> None:
     store.opened.set()
     assert rig.stage.close()
     assert store.got == [(0, bytes_of_one), (1, None), (2, bytes_of_one), (3, None), (4, None)]
+
+
+def test_what_was_stored_is_made_to_last_once_nothing_comes_any_more() -> None:
+    store = Memory()
+    rig = Rig(store)
+    assert all(rig.add(torch.full((4,), float(number))) for number in range(3))
+    deadline = time.monotonic() + PATIENCE_S
+    while store.flushed[-1:] != [3] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert store.flushed[-1] == 3
+    assert rig.stage.close()
 
 
 def test_a_content_is_known_only_for_what_is_held_alike() -> None:
@@ -364,12 +381,13 @@ def test_training_that_waits_for_memory_gets_what_another_thread_turned_out_not_
     rig = Rig(store, capacity=192)
     kept, same, other = (torch.full((16,), value) for value in (1.0, 1.0, 2.0))
     assert rig.add(kept)
-    leases = [rig.stage.lend(same), rig.stage.lend(torch.zeros(16))]
+    taken = rig.stage.take(same, boundary(1, same))
+    assert taken is not None
+    assert rig.stage.take(torch.zeros(16), boundary(2, same)) is not None
     waiting = in_thread(lambda: rig.add(other))
     waiting.join(0.1)
     assert waiting.is_alive(), "64 bytes each, and room for three"
-    assert leases[0] is not None
-    rig.stage.put(same, leases[0], boundary(1, same))(boundary(1, same))
+    rig.stage.queue(boundary(1, same), taken)
     waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
     store.opened.set()

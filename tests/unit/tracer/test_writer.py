@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tensortrace.tracer import writer as writer_module
-from tensortrace.tracer import writer_segment
+from tensortrace.tracer import writer_blocks
+from tensortrace.tracer.codec_values import digest
 from tensortrace.tracer.errors import TraceError
 from tensortrace.tracer.reader import Trace, check
 from tensortrace.tracer.types import Entry, Kind, Placement, Promise, RankManifest, Shard
@@ -272,7 +273,8 @@ def test_the_kernel_is_asked_to_let_go_of_what_was_written(
             raise error
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
-    monkeypatch.setattr(writer_segment, "_HELD_BYTES", 3 << 20)
+    monkeypatch.setattr(writer_blocks, "_HELD_BYTES", 3 << 20)
+    monkeypatch.setattr(writer_blocks, "_open_direct", lambda path: None)
     arrays = [np.full(1 << 18, event, "<f4") + np.arange(1 << 18, dtype="<f4") for event in range(8)]  # 1 MiB
     with RankWriter(tmp_path, 0, compress="none") as writer:
         for event, array in enumerate(arrays):
@@ -321,7 +323,7 @@ def test_a_known_content_of_which_statistics_were_kept_needs_bytes_to_be_kept_in
     with RankWriter(tmp_path, 0, promise=Promise(level="stats")) as writer:
         first = append(writer, 0, array, kind=Kind.ACTIVATION)
         again = writer.append_known(like[0], first.digest, None)
-        assert [writer.held(boundary) for boundary in like] == ["stats", "full"]
+        assert [writer.keeping.held(boundary) for boundary in like] == ["stats", "full"]
         with pytest.raises(TraceError, match="0 bytes"):
             writer.append_known(like[1], first.digest, None)
         stored = writer.append_known(like[1], first.digest, array)
@@ -344,3 +346,42 @@ def test_a_system_without_vectored_writes_and_advice_gets_the_same_files(
     monkeypatch.delattr(os, "pwritev")
     monkeypatch.delattr(os, "posix_fadvise")
     assert files(tmp_path / "macos") == usual
+
+
+def test_what_was_not_finished_is_lost_with_the_process_and_nothing_else(tmp_path: Path) -> None:
+    arrays = [np.full(1 << 18, event, "<f4") + np.arange(1 << 18, dtype="<f4") for event in range(7)]  # 1 MiB
+    writer = RankWriter(tmp_path, 0, compress="none")
+    seen = []
+    for event, array in enumerate(arrays):
+        given = boundary_of(event, array)
+        writer.append_known(given, digest("float32", array.shape, array.view("u1")), array.view("u1"))
+        seen.append([entry.event for entry in Trace.open(tmp_path).ranks[0].entries])
+    # blocks of 4 MiB: the reserved front and three tensors and most of a fourth fill the first one
+    assert seen == [[], [], [], [0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    assert writer.boundaries == 3
+    writer.flush()
+    rank = Trace.open(tmp_path).ranks[0]
+    for entry, array in zip(rank.entries, arrays, strict=True):
+        np.testing.assert_array_equal(rank.read(entry), array)
+    writer.close()
+    assert damage(tmp_path) == []
+
+
+def test_a_disk_that_is_full_once_much_waits_keeps_what_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RankWriter(tmp_path, 0)
+    append(writer, 0)
+    for event in (1, 2):
+        array = np.full(50, event, "<f4")
+        found = digest("float32", array.shape, array.view("u1"))
+        writer.append_known(boundary_of(event, array), found, array.view("u1"))
+    monkeypatch.setattr(os, "pwrite", FullDisk(300))
+    with pytest.raises(OSError, match="No space left"):
+        writer.flush()
+    monkeypatch.undo()
+    writer.close()
+    assert writer.boundaries == 1
+    rank = Trace.open(tmp_path).ranks[0]
+    assert [entry.event for entry in rank.entries] == [0]
+    np.testing.assert_array_equal(rank.read(rank.entries[0]), ONES)
