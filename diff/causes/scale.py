@@ -205,9 +205,11 @@ def _readings(
     for value in dict.fromkeys(value for _, value, _ in near):
         code, _, words = next(k for k in near if k[1] == value)
         also = tuple(f"it also equals {w} ({c})" for c, _, w in near if c != code)
+        alike = {c: w for c, _, w in reversed(near) if c != code}  # which of them it is, nothing tells
         mistaken = [a * value for a in left]
         yield Proposal(
-            code, f"{text}, {words}", mistaken, right, left, factor, words, also, tried=len(known)
+            code, f"{text}, {' and '.join((words, *alike.values()))}", mistaken, right, left, factor, words,
+            also, tried=len(known),
         )  # fmt: skip
     mistaken = [a * factor for a in left]
     yield Proposal("scale.other", text, mistaken, right, left, factor, simplicity=2, fitted=1)
