@@ -76,6 +76,7 @@ DETECTORS: tuple[Detector, ...] = (
     optimizer.step_counter,
     mixups.swapped_state,
     mixups.weight_decay_mode,
+    formula.other_decay,
     formula.other_numbers,
     formula.other_count,
     formula.other_rate,

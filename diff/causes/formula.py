@@ -23,6 +23,8 @@ _COUNTS = 64
 _MANY = 1e9
 """A count from which on nothing is corrected."""
 
+_DECOUPLED = ("Adam", "AdamW")
+"""Optimizers of which both ways to decay weights are in use."""
 
 _NO_CHANGE = 1e-3
 """Share of an update below which none was made."""
@@ -116,6 +118,25 @@ def other_numbers(case: Case) -> Iterator[Proposal]:
         )
         if found is not None:
             yield found
+
+
+def other_decay(case: Case) -> Iterator[Proposal]:
+    """Propose that decay is added to the gradient where it should shrink the weight, or the reverse."""
+    updates = _updates(case)
+    if not updates or any(
+        u.inputs.optimizer not in _DECOUPLED or not u.inputs.hypers.get("weight_decay") for u in updates
+    ):
+        return
+    text = f"{updates[0].slot.slot} of {len(updates)} parameters is what the other way to decay weights gives"
+    found = _proposal("optimizer.weight_decay_mode", text, updates, _decaying_otherwise, None, 1)
+    if found is not None:
+        yield replace(found, equals="decay in the gradient for decay of the weight, or the reverse")
+
+
+def _decaying_otherwise(inputs: UpdateInputs) -> UpdateInputs:
+    decoupled = bool(inputs.hypers.get("decoupled_weight_decay")) or inputs.optimizer == "AdamW"
+    hypers = {k: v for k, v in inputs.hypers.items() if k != "decoupled_weight_decay"}
+    return replace(inputs, optimizer="Adam" if decoupled else "AdamW", hypers=hypers)
 
 
 def _with_hypers(changed: dict[str, float]) -> Mistake:

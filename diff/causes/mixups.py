@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.causes.case import Case, Proposal, told
-from tensortrace.diff.compare import EPS
 from tensortrace.diff.gradients import CLIP
 from tensortrace.diff.plan.comparison import replica
-from tensortrace.diff.plan.updates import update_inputs
-from tensortrace.diff.update import UpdateInputs, predict_param, predict_state
 from tensortrace.tracer.types import INIT_STEP, Kind
 
 _STALE = frozenset(Kind) - {Kind.SCHEDULE, Kind.LOSS, Kind.PARAM, Kind.OPTIMIZER_STATE}
-_DECOUPLED = {"AdamW": "Adam", "Adam": "AdamW"}
 
 
 def swapped_state(case: Case) -> Iterator[Proposal]:
@@ -37,49 +30,14 @@ def swapped_state(case: Case) -> Iterator[Proposal]:
 
 
 def weight_decay_mode(case: Case) -> Sequence[Proposal]:
-    """Propose that decay is added to the gradient where it should shrink the weight, or the reverse."""
+    """Propose that decay is added to the gradient where it should shrink the weight, as the settings say."""
     slot = case.origin.node.slot
-    if slot.kind == Kind.SCHEDULE and slot.slot == "decoupled_weight_decay" and case.arrays:
-        a, b = case.arrays[0]
-        words = [("added to the gradient", "taken off the weight")[bool(x)] for x in (b, a)]
-        text = f"weight decay is {words[0]} in b, {words[1]} in a"
-        return (Proposal("optimizer.weight_decay_mode", text, [b], [b], [a], float(b), slot.slot),)
-    if slot.kind not in (Kind.OPTIMIZER_STATE, Kind.PARAM) or case.origin.node.step == INIT_STEP:
+    if slot.kind != Kind.SCHEDULE or slot.slot != "decoupled_weight_decay" or not case.arrays:
         return ()
-    kept = [found for o in case.siblings if (found := _with_other_decay(o.node.slot, case)) is not None]
-    if not kept or len(kept) != len(case.siblings):
-        return ()
-    mistaken, actual, reference = (list(side) for side in zip(*kept, strict=True))
-    text = f"{slot.slot} of {len(kept)} parameters is what the other way to decay weights gives"
-    floor = 64 * EPS["float32"]
-    return (
-        Proposal(
-            "optimizer.weight_decay_mode", text, mistaken, actual, reference, None,
-            "decay in the gradient for decay of the weight, or the reverse", floor=floor,
-        ),
-    )  # fmt: skip
-
-
-def _with_other_decay(slot: Slot, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Return (what b's inputs give under the other way, b's value, a's); None where that is not known."""
-    inputs = update_inputs(slot.name, case.pair.b, case.pair.before_b)
-    mine, theirs = case.pair.b.items.get(slot), case.pair.a.items.get(slot)
-    if inputs is None or not mine or not theirs or not inputs.hypers.get("weight_decay"):
-        return None
-    expected = _predicted(_decaying_otherwise(inputs), slot)
-    return None if expected is None else (expected, replica(mine).read(), replica(theirs).read())
-
-
-def _decaying_otherwise(inputs: UpdateInputs) -> UpdateInputs:
-    if inputs.optimizer in _DECOUPLED:
-        decoupled = bool(inputs.hypers.get("decoupled_weight_decay")) or inputs.optimizer == "AdamW"
-        hypers = {k: v for k, v in inputs.hypers.items() if k != "decoupled_weight_decay"}
-        return replace(inputs, optimizer="Adam" if decoupled else "AdamW", hypers=hypers)
-    return inputs
-
-
-def _predicted(inputs: UpdateInputs, slot: Slot) -> np.ndarray | None:
-    return predict_param(inputs) if slot.kind == Kind.PARAM else predict_state(inputs, slot.slot)
+    a, b = case.arrays[0]
+    words = [("added to the gradient", "taken off the weight")[bool(x)] for x in (b, a)]
+    text = f"weight decay is {words[0]} in b, {words[1]} in a"
+    return (Proposal("optimizer.weight_decay_mode", text, [b], [b], [a], float(b), slot.slot),)
 
 
 def stale(case: Case) -> Sequence[Proposal]:

@@ -221,6 +221,18 @@ def test_weight_decay_of_the_other_kind(judge: Judge, mine: str, other: str) -> 
     assert codes(result)[0] == "optimizer.weight_decay_mode"
 
 
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_what_its_own_update_gives_is_not_said_to_come_of_another_way_to_decay(
+    judge: Judge, optimizer: str
+) -> None:
+    # both do what their settings say, to gradients that are clipped otherwise, and out of view
+    settings: dict[str, Any] = {"optimizer": optimizer, "weight_decay": 1e-4, "lr": 0.5}
+    view: dict[str, Any] = {"kinds": (Kind.PARAM,), "include": ("*.weight",)}  # biases have no decay
+    result = judge(Program(**settings), Program(**settings, max_norm=1e-6), **view)
+    assert place(result)[2] == "param"
+    assert codes(result) == []
+
+
 def test_an_activation_of_the_step_before(judge: Judge) -> None:
     class Stale(Even):
         old: np.ndarray
