@@ -44,7 +44,8 @@ def loss_first(origins: Sequence[Outcome]) -> list[Outcome]:
         for o in origins
         if o.node.slot.kind == Kind.LOSS and o.node.step == step and o.node.microbatch == microbatch
     ]
-    return [*losses, *(o for o in origins if o not in losses)]
+    told = {id(o) for o in losses}
+    return [*losses, *(o for o in origins if id(o) not in told)]
 
 
 def objective(origin: Outcome, execution: Execution) -> Outcome | None:

@@ -60,7 +60,10 @@ def state_result(
     """Return the result of an executed diff."""
     settled = settle(execution, a, b, offset)
     origins = loss_first(_origins(settled))
-    receivers = [o for o in settled.outcomes if o.role == "receiver" and o not in origins]
+    first_told = {
+        id(o) for o in origins
+    }  # to compare outcomes, field by field, takes long where they are many
+    receivers = [o for o in settled.outcomes if o.role == "receiver" and id(o) not in first_told]
     stopped = any(note.startswith("stopped") for note in notes)
     coverage = _coverage(execution, a, b, steps, offset, allow_missing, stopped=stopped)
     causes, failed = causes_of(origins[0], execution, a, b, offset) if origins else ((), ())
@@ -135,7 +138,8 @@ def _of_gradients(origin: Outcome, causes: Sequence[Cause]) -> tuple[Cause, ...]
 def _before_gradients(start: Outcome, origins: Sequence[Outcome]) -> tuple[list[Outcome], list[Outcome]]:
     """Return the origins with what backward starts from first, and those that are its gradients."""
     follow = [o for o in origins if o.node.step == start.node.step and o.node.slot.kind in GRADIENTS]
-    return [start, *(o for o in origins if o not in follow)], follow
+    left = {id(o) for o in follow}
+    return [start, *(o for o in origins if id(o) not in left)], follow
 
 
 def _declared(settled: Settled, execution: Execution) -> Declared | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import msgspec
@@ -48,6 +48,7 @@ class Windows:
 
     by_name: Mapping[str, int]
     by_shape: Mapping[tuple[int, ...], int]
+    pairs: dict[int, tuple[StepPair, StepPair]] = field(default_factory=dict)  # by id: whole, and with blocks
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Windows:
@@ -57,12 +58,17 @@ class Windows:
 
     def outcome(self, outcome: Outcome) -> Outcome:
         """Return an outcome with blocks in the place of large tensors."""
-        pair = outcome.pair
-        if pair is not None:
-            sides = (pair.a, pair.b, pair.before_a, pair.before_b)
-            if any(_large(item) for view in sides for items in view.items.values() for item in items):
-                pair = StepPair(*(self._view(view) for view in sides))
+        pair = None if outcome.pair is None else self._pair(outcome.pair)
         return replace(outcome, pair=pair, comparison=self._comparison(outcome.comparison))
+
+    def _pair(self, pair: StepPair) -> StepPair:
+        """Return a pair with blocks in the place of large tensors: one for all outcomes of a step."""
+        known = self.pairs.get(id(pair))
+        if known is None:
+            sides = (pair.a, pair.b, pair.before_a, pair.before_b)
+            large = any(_large(item) for view in sides for items in view.items.values() for item in items)
+            known = self.pairs[id(pair)] = pair, StepPair(*map(self._view, sides)) if large else pair
+        return known[1]
 
     def _comparison(self, entry: Comparison | OneSided) -> Comparison | OneSided:
         if isinstance(entry, OneSided):

@@ -149,11 +149,8 @@ def _unchanged(name: str, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def _own(name: str, view: StepView) -> dict[Slot, str]:
     """Return the digests of a parameter and of its optimizer state."""
-    kinds = (Kind.PARAM, Kind.OPTIMIZER_STATE)
-    found = (
-        (s, i) for s, i in view.items.items() if s.name == name and s.kind in kinds and s.slot != "start"
-    )
-    return {slot: replica(items).entry.digest for slot, items in found}
+    slots = (*view.named(Kind.PARAM, name), *view.named(Kind.OPTIMIZER_STATE, name))
+    return {slot: replica(view.items[slot]).entry.digest for slot in slots if slot.slot != "start"}
 
 
 def _param(name: str) -> Slot:
