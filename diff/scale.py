@@ -31,12 +31,14 @@ class TokenWeights:
     """∂(backward root)/∂(a token's loss) per part of one step; None where a part's tokens differ.
 
     ``count`` is each part's number of valid tokens, 0 where it was not recorded. ``tokens`` has every
-    token's weight, flattened, of parts whose one loss was recorded token by token.
+    token's weight, flattened, of parts whose one loss was recorded token by token. ``broken`` has parts
+    of which no weight is finite, with one of these.
     """
 
     weight: dict[Part, float | None]
     count: dict[Part, int]
     tokens: dict[Part, np.ndarray] = field(default_factory=dict)
+    broken: dict[Part, float] = field(default_factory=dict)
 
     @property
     def observed(self) -> bool:
@@ -89,7 +91,8 @@ def token_weights(view: StepView, term: Term | None = None) -> TokenWeights:
                     masked[item.part] = masked.get(item.part, 0) + len(weighing)
     counts |= masked
     by_token = {part: found[0] for part, found in tokens.items() if len(found) == 1 and found[0].size > 1}
-    return TokenWeights({part: _one(values) for part, values in weights.items()}, counts, by_token)
+    broken = {part: found[0] for part, found in weights.items() if found and not np.isfinite(found).any()}
+    return TokenWeights({part: _one(values) for part, values in weights.items()}, counts, by_token, broken)
 
 
 def _one(values: list[float]) -> float | None:

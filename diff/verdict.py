@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
@@ -211,7 +212,7 @@ def _evidence(outcome: Outcome) -> tuple[str, ...]:
         return ()
     lines = []
     for side, weights in (("a", outcome.pair.weights_a), ("b", outcome.pair.weights_b)):
-        for part, weight in sorted(weights.weight.items()):
+        for part, weight in sorted({**weights.weight, **weights.broken}.items()):
             lines.append(
                 f"{side}: rank {part.rank} microbatch {part.number}: {_weight(part, weight, weights.count)}"
             )
@@ -220,8 +221,10 @@ def _evidence(outcome: Outcome) -> tuple[str, ...]:
 
 def _weight(part: Part, weight: float | None, counts: dict[Part, int]) -> str:
     tokens = f" ({counts[part]} valid tokens)" if part in counts else ""
-    if not weight:
+    if weight is None:
         return f"no single token weight{tokens}"
+    if not weight or not math.isfinite(weight):
+        return f"each token weighs {weight:g}{tokens}"
     return f"each token weighs {weight:.6g} = 1/{1 / weight:.6g}{tokens}"
 
 

@@ -111,6 +111,11 @@ class StepPair:
         common = sorted(of_a & of_b)
         return {term: (token_weights(self.a, term), token_weights(self.b, term)) for term in common}
 
+    @property
+    def broken(self) -> bool:
+        """Tell whether one run alone weighs tokens by what isn't finite."""
+        return bool(self.weights_a.broken) != bool(self.weights_b.broken)
+
     @cached_property
     def weighed_inside(self) -> Literal["a", "b", ""]:
         """The run that gives its one loss the weights of terms, where the other multiplies by them.
@@ -123,6 +128,7 @@ class StepPair:
             len(names) != 1
             or not self.same_scheme
             or self.whole_on_ranks
+            or self.broken
             or sides[0].keys() != sides[1].keys()
         ):
             return ""

@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 
 from tensortrace.diff.assemble import Assembled, NotComparable
-from tensortrace.diff.catalog import Item, Slot, StepView
+from tensortrace.diff.catalog import Item, Part, Slot, StepView
 from tensortrace.diff.objective import has_unknown_loss
 from tensortrace.diff.plan.comparison import Comparison, OneSided, StepPlan, by_rank
 from tensortrace.diff.plan.pair import StepPair
 from tensortrace.diff.plan.precision import eps_of_weights
-from tensortrace.diff.scale import CLOSE, Term
+from tensortrace.diff.scale import CLOSE, Term, TokenWeights
 from tensortrace.tracer.types import Kind
 
 WHOLE_ON_RANKS = "every rank of one run computes the loss of all ranks' rows, and they weigh it differently"
@@ -43,6 +43,11 @@ def plan_weights(pair: StepPair, plan: StepPlan) -> None:
             slots = [Slot("train", Kind.LOSS, name, "weight", 0) for name in names]
             side: Literal["a", "b"] = "a" if a else "b"
             plan.one_sided += [OneSided(side, s, group, a or b, UNKNOWN_LOSS, counts=False) for s in slots]
+            continue
+        if pair.broken:
+            slot = Slot("train", Kind.LOSS, names[0], "weight", 0)
+            broken = _loader_of_broken(pair, numbers)
+            plan.comparisons.append(Comparison(slot, group, broken, a, b, counts, eps=eps, noise=noise))
             continue
         if pair.weighed_inside:
             slot = Slot("train", Kind.LOSS, names[0], "weight", 0)
@@ -121,6 +126,25 @@ def _loader(pair: StepPair, numbers: Sequence[int]) -> Callable[[], Assembled]:
         return Assembled(left, right, owners, (1,) * len(owners))
 
     return load
+
+
+def _loader_of_broken(pair: StepPair, numbers: Sequence[int]) -> Callable[[], Assembled]:
+    """Return a loader of weights by row as they were recorded, where one run has some that aren't finite."""
+
+    def load() -> Assembled:
+        rows = [pair.pairing.pairs[n] for n in numbers]
+        left = [_recorded(pair.weights_a, x.part) for x, _ in rows]
+        right = [_recorded(pair.weights_b, y.part) for _, y in rows]
+        return Assembled(np.array(left), np.array(right), tuple(y for _, y in rows), (1,) * len(rows))
+
+    return load
+
+
+def _recorded(weights: TokenWeights, part: Part) -> float:
+    weight = weights.broken.get(part, weights.weight.get(part))
+    if weight is None:
+        raise NotComparable("scale not observed: a loss has no single weight for its tokens")
+    return weight
 
 
 def _loader_of_term(pair: StepPair, numbers: Sequence[int], term: Term) -> Callable[[], Assembled]:

@@ -86,6 +86,19 @@ def test_one_element_that_is_not_finite_is_the_only_origin(
     assert result.causes[0].number == 1
 
 
+@LAYOUTS
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_loss_that_is_multiplied_by_what_is_not_finite_is_told_at_its_weight(
+    judge: Judge, bad: float, layout: dict[str, int]
+) -> None:
+    wrong = tampering(Kind.LOSS, "cross_entropy", "weight", lambda value: value * bad, step=1)
+    with np.errstate(all="ignore"):
+        result = judge(Program(), wrong(**layout))
+    assert place(result)[0] == 1
+    assert place(result)[2:] == ("loss", "cross_entropy", "weight")
+    assert codes(result) == ["value.nonfinite"]
+
+
 def test_a_parameter_that_turns_nan_is_the_only_origin(judge: Judge) -> None:
     def spoil(value: np.ndarray) -> np.ndarray:
         value.reshape(-1)[3] = np.nan
