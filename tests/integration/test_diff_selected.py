@@ -67,7 +67,7 @@ def test_a_glob_that_fits_no_name_is_told(judge: Judge) -> None:
         Program(), Program(order=1), include=("hidden*", "heda*"), exclude=("nothing",), allow_missing=("x*",)
     )
     assert [note for note in result.notes if "fits no name" in note] == [
-        "--include 'heda*' fits no name of either run",
+        "--include 'heda*' fits no name of either run; did you mean head?",
         "--exclude 'nothing' fits no name of either run",
         "--allow-missing 'x*' fits no name of either run",
     ]
