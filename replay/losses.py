@@ -134,6 +134,15 @@ def _with(item: Item, value: np.ndarray | None) -> Item:
     return item if value is None else computed(item, lambda: [value])
 
 
+def _weight_of_all(values: np.ndarray, noise: float) -> str:
+    """Tell what every token weighs that weighs anything."""
+    if not values.size:
+        return "0"
+    if not np.isfinite(values).any():
+        return f"{values[0]:g}"
+    return f"1/{1 / values[0]:.6g}" if np.allclose(values, values[0], rtol=noise, atol=0) else "various"
+
+
 def _said(step: Step, weights: Weights, coefficients: dict[str, float]) -> tuple[str, ...]:
     """Tell what the tokens of each part weigh in the gradient, and what several terms are multiplied by."""
     lines = []
@@ -142,8 +151,7 @@ def _said(step: Step, weights: Weights, coefficients: dict[str, float]) -> tuple
         for call in calls:
             values = effective(call, weights.factors)
             values = values[values != 0]
-            one = values.size and np.allclose(values, values[0], rtol=weights.noise, atol=0)
-            told = f"1/{1 / values[0]:.6g}" if one else "various"
+            told = _weight_of_all(values, weights.noise)
             count = int(call.valid.read()) if call.valid is not None else values.size
             by_weight[told].append(f"rank {call.part.rank} microbatch {call.part.number} ({count})")
         parts = "; ".join(f"{told}: {', '.join(where[:4])}" for told, where in list(by_weight.items())[:8])

@@ -215,12 +215,15 @@ def base_weights(objective: Name, calls: Iterable[Call], step: Step) -> dict[int
     values = {_key(call): call.weight.read().astype(np.float64) for call in calls}
     counts = {_key(call): _count(call, values[_key(call)]) for call in calls}
     total = sum(counts.values())
+    # a token that weighs nothing was masked out, but for losses that weigh nothing as a whole
+    whole = all(value.size == 1 and not value.any() for value in values.values()) and total > 0
+    weighs = {key: (value != 0) | whole for key, value in values.items()}
     if objective == "sum":
-        return {key: np.where(value != 0, 1.0, 0.0) for key, value in values.items()}
+        return {key: np.where(each, 1.0, 0.0) for key, each in weighs.items()}
     if objective == "mean":
         if not total:
             return "no valid tokens were counted"
-        return {key: np.where(value != 0, 1 / total, 0.0) for key, value in values.items()}
+        return {key: np.where(each, 1 / total, 0.0) for key, each in weighs.items()}
     batch = read_batches(step.view, step.view, "train")[0]
     return _by_sequence(calls, values, counts, batch)
 

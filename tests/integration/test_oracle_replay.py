@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -137,6 +138,21 @@ class LocalMeans(Program):
 
     def token_weight(self, counts: dict[tuple[int, int], int], rank: int, microbatch: int) -> float:
         return 1 / counts[rank, microbatch]
+
+
+class TimesNothing(Program):
+    """Multiplies its loss by zero."""
+
+    times = 0.0
+
+    def token_weight(self, counts: dict[tuple[int, int], int], rank: int, microbatch: int) -> float:
+        return self.times
+
+
+class TimesNaN(TimesNothing):
+    """Multiplies its loss by what isn't a number."""
+
+    times = math.nan
 
 
 class PaddingCounted(Program):
@@ -326,6 +342,10 @@ PLANTED: dict[str, tuple[type[Program], dict[str, Any], Place, str]] = {
         Hasty, {"accumulate": 2}, (1, None, "schedule", "scheduler.0", "position"), "schedule.position",
     ),
     "not zeroed": (NotZeroed, {}, (1, None, "local_grad", "embed.weight", "start"), "grad.not_zeroed"),
+    "loss times 0": (TimesNothing, {}, (0, 0, "loss", "cross_entropy", "weight"), "scale.other"),
+    "loss times NaN": (
+        TimesNaN, {"ranks": 2}, (0, 0, "loss", "cross_entropy", "weight"), "value.nonfinite",
+    ),
 }  # fmt: skip
 
 
