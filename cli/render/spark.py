@@ -69,7 +69,7 @@ def cells_of(found: Sequence[Judged], width: int) -> Cells:
 def top_of(found: Sequence[Judged]) -> float:
     """Return the ratio that the greatest height stands for: the greatest that is finite."""
     ratios = (each.judgement.ratio for each in found)
-    return max(LEAST_TOP, *(ratio for ratio in ratios if math.isfinite(ratio)))
+    return max([LEAST_TOP, *(ratio for ratio in ratios if math.isfinite(ratio))])
 
 
 def height(ratio: float, top: float) -> int:

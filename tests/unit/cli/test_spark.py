@@ -56,6 +56,12 @@ def test_each_boundary_has_a_cell_and_the_first_divergent_one_is_marked() -> Non
     assert kinds == "|ac||p"
 
 
+def test_where_no_error_is_finite_the_line_is_drawn_all_the_same() -> None:
+    line, mark, _ = drawn(ladder(math.inf, math.nan, first=0))
+    assert line == "██"
+    assert mark == "^ first divergent boundary"
+
+
 def test_boundaries_that_share_a_cell_show_the_worst_of_them() -> None:
     ratios = [0.0] * 780
     ratios[25], ratios[399] = 1e4, 1e4
