@@ -210,7 +210,8 @@ class OpenTrace:
     def __getitem__(
         self, key: tuple[str, str] | tuple[str, str, StepLabel] | tuple[str, str, StepLabel, int]
     ) -> OverSteps | np.ndarray:
-        if not isinstance(key, tuple) or not 2 <= len(key) <= 4:
+        numbers = key[2:] if isinstance(key, tuple) else ()
+        if not isinstance(key, tuple) or not 2 <= len(key) <= 4 or any(isinstance(n, slice) for n in numbers):
             raise BadRequest(
                 "a trace's brackets",
                 found=repr(key)[:80],

@@ -95,4 +95,7 @@ def _unreadable(tensor: GlobalTensor | RankTensor) -> str:
     if isinstance(source, Unlabelled):
         return "ranks hold parts of no known layout: give --layout FILE, or export them with --local"
     problem = getattr(source, "problem", None)
+    entry = _entry(tensor) if isinstance(tensor, GlobalTensor) else tensor.entry
+    if entry.blob is not None or entry.same_as is not None:
+        return problem or "its bytes cannot be read; `trace check` says why"
     return problem or "values were not stored: digest, statistics or a sketch alone"
