@@ -62,7 +62,8 @@ def _norms(catalog: Catalog) -> Iterator[tuple[Node, float | None, int]]:
 
 
 def _of_items(found: list[Stats | None]) -> tuple[float | None, int]:
-    """Return the norm over data cells, and how many numbers are not finite."""
+    """Return the norm over data cells, of what is finite in them, and how many numbers are not."""
     known = [stats for stats in found if stats is not None]
     norms = [stats.l2 for stats in known if stats.l2 is not None]
-    return math.hypot(*norms) if norms else None, sum(stats.nan + stats.inf for stats in known)
+    bad = sum(stats.nan + stats.inf for stats in known)
+    return math.hypot(*norms) if norms or bad else None, bad
