@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -85,6 +85,7 @@ def dtype_of(name: str) -> DType:
     return dtype
 
 
+@lru_cache(maxsize=4096)
 def size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Return the number of logical bytes of a tensor."""
     return dtype_of(dtype).itemsize * math.prod(shape)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -125,27 +123,25 @@ class RankWriter:
         if self._index.closed:
             raise TraceError(f"{self.folder}: appended to after it was closed")
         segment = self._segment_with_room(boundary)
-        with self._taking_back(segment):
+        size, boundaries = segment.size, segment.boundaries
+        try:
             entry = self._store(segment, boundary, digest, data, hurried, held, summary)
             if finish:
                 self.flush()
+        except BaseException:
+            self._take_back(segment, size, boundaries)
+            raise
         self._remember(segment, boundary, entry)
         self._finish_written(segment)
         return entry
 
-    @contextmanager
-    def _taking_back(self, segment: SegmentWriter) -> Iterator[None]:
-        """Take a boundary back that could not be stored."""
-        size, boundaries = segment.size, segment.boundaries
-        try:
-            yield
-        except BaseException:
-            if segment.size > size:
-                segment.rollback(size)
-                segment.boundaries = boundaries
-            while self._lines and self._lines[-1].end > size:
-                self._lines.pop()
-            raise
+    def _take_back(self, segment: SegmentWriter, size: int, boundaries: int) -> None:
+        """Take a boundary back that could not be stored: the segment had this size and so many before it."""
+        if segment.size > size:
+            segment.rollback(size)
+            segment.boundaries = boundaries
+        while self._lines and self._lines[-1].end > size:
+            self._lines.pop()
 
     def flush(self) -> None:
         """Finish every boundary. Raises OSError, and what was not finished before is then lost."""
@@ -199,11 +195,13 @@ class RankWriter:
         blob = None
         if event is None and kept.in_full:
             blob = self._put(segment, boundary, data if data is not None else _NOTHING, hurried)
-        fields = msgspec.structs.asdict(boundary)
-        fields |= self._place(boundary.shard)
+        shard, shard_ref = self._place(boundary.shard)
         entry = Entry(
-            **fields, digest=hexdigest, stats=stats, blob=blob, same_as=event,
-            sketch=kept.sketch, sketch_ref=kept.sketch_ref,
+            event=boundary.event, step=boundary.step, microbatch=boundary.microbatch, kind=boundary.kind,
+            name=boundary.name, slot=boundary.slot, dtype=boundary.dtype, local_shape=boundary.local_shape,
+            call=boundary.call, recompute=boundary.recompute, shard=shard, producers=boundary.producers,
+            meta=boundary.meta, digest=hexdigest, stats=stats, sketch=kept.sketch, blob=blob, same_as=event,
+            shard_ref=shard_ref, sketch_ref=kept.sketch_ref,
         )  # fmt: skip
         self._commit(segment, entry)
         return entry
@@ -225,17 +223,22 @@ class RankWriter:
         Raises as ``append`` does.
         """
         segment = self._segment_with_room(entry)
-        with self._taking_back(segment):
+        size, boundaries = segment.size, segment.boundaries
+        try:
             blob = None if payload is None else self._put(segment, entry, _flat_bytes(payload), False)
-            new = msgspec.structs.replace(entry, blob=blob, **self._place(entry.shard))
+            shard, shard_ref = self._place(entry.shard)
+            new = msgspec.structs.replace(entry, blob=blob, shard=shard, shard_ref=shard_ref)
             self._commit(segment, new)
+        except BaseException:
+            self._take_back(segment, size, boundaries)
+            raise
         self._remember(segment, entry, new)
         self._finish_written(segment)
 
-    def _place(self, shard: Shard | None) -> dict[str, Shard | int | None]:
-        """Return the fields that tell a shard, or the earlier line which has it."""
+    def _place(self, shard: Shard | None) -> tuple[Shard | None, int | None]:
+        """Return the shard, or the event of the earlier line which has it."""
         declared = None if shard is None else self._shards.get(shard)
-        return {"shard": shard if declared is None else None, "shard_ref": declared}
+        return (shard if declared is None else None), declared
 
     def _commit(self, segment: SegmentWriter, entry: Entry) -> None:
         line = encode_entry(entry)

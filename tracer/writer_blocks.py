@@ -16,6 +16,9 @@ BLOCK_BYTES = 4 << 20
 _PAGE_BYTES = 4096
 """A multiple of every disk's sectors, and of the memory that a direct write may start in."""
 
+_TOGETHER_BYTES = 16 << 10
+"""Parts that are less than this together are put together first: to move each takes longer."""
+
 _FILE_SYSTEMS = frozenset(("ext4", "xfs"))
 """Where direct writes are known to do no harm. Elsewhere each may wait for a server."""
 
@@ -60,6 +63,8 @@ class BlockFile:
 
     def add(self, *parts: bytes | bytearray | memoryview) -> None:
         """Append parts, which may change afterwards."""
+        if len(parts) > 1 and sum(map(len, parts)) < _TOGETHER_BYTES:
+            parts = (b"".join(parts),)
         for part in parts:
             rest = memoryview(part)
             while len(rest) >= BLOCK_BYTES - self._filled:

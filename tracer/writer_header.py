@@ -14,6 +14,7 @@ from tensortrace.tracer.manifest_safetensors import (
 )
 from tensortrace.tracer.types import Boundary
 
+_encode = msgspec.json.Encoder().encode
 _PIECE_BYTES = 64 << 10
 _SHARD_BYTES = 16 << 10  # a longer shard stands in the index only, so that any item fits a header
 _ITEM_BYTES = 320  # an item and its note without name, shard and shape
@@ -79,7 +80,7 @@ class Header:
         """Tell whether a boundary can still be named in this header, even if nothing compresses."""
         raw = self._tensors.raw_bytes + self._metadata.raw_bytes
         bound = self._tensors.bound + self._metadata.bound
-        shard = min(_SHARD_BYTES, len(msgspec.json.encode(boundary.shard))) if boundary.shard else 0
+        shard = min(_SHARD_BYTES, len(_encode(boundary.shard))) if boundary.shard else 0
         most = _ITEM_BYTES + _CHARACTER_BYTES * (len(boundary.name) + len(boundary.slot)) + 2 * shard
         most += 2 * _DIM_BYTES * len(boundary.local_shape)
         return bound + most <= self._capacity and raw + most <= MAX_HEADER_BYTES
@@ -103,9 +104,9 @@ class Header:
     def _note(self, name: str, boundary: Boundary, how: dict[str, object]) -> None:
         note = {"event": boundary.event, "dtype": boundary.dtype, "shape": boundary.local_shape, **how}
         if boundary.shard is not None:
-            text = msgspec.json.encode(boundary.shard)
+            text = _encode(boundary.shard)
             note["shard"] = msgspec.Raw(text) if len(text) <= _SHARD_BYTES else "see index"
-        self._metadata.add(_member(name, msgspec.json.encode(note).decode()))
+        self._metadata.add(_member(name, _encode(note).decode()))
 
     def frames(self) -> bytes:
         """Return the frames that decompress to the safetensors header, its length field included."""
@@ -120,4 +121,4 @@ class Header:
 
 
 def _member(key: str, value: object) -> bytes:
-    return msgspec.json.encode(key) + b":" + msgspec.json.encode(value)
+    return _encode(key) + b":" + _encode(value)
