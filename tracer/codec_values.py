@@ -22,7 +22,7 @@ _RUN = 1024
 """Squares that are added up in float32: in whatever order, their sum is right to 2^-14 of itself."""
 
 _COLUMN = 64
-"""Numbers that are added up in float32: in whatever order, their sum is right to 2^-18 of their magnitudes'."""
+"""Numbers that are added up in float32: in any order, their sum is right to 2^-18 of their magnitudes'."""
 
 _VANISHING = 2.0**-100
 """Mean square of a run below which float32 may have lost some of the squares."""
@@ -69,13 +69,13 @@ def statistics(dtype: str, data: Bytes) -> Stats:
     kind = dtype_of(dtype)
     total = _Running()
     step = _BLOCK * kind.itemsize
-    if kind.family == "float" and 0 < data.size <= _EXACT * kind.itemsize:
-        few = values(dtype, data)
-        if few.size == 1 and math.isfinite(one := float(few[0])):
-            return Stats(finite=1, nan=0, inf=0, minimum=one, maximum=one, mean=one, l2=abs(one))
-        if kind.itemsize <= 4 and total.add_few(few):
-            return total.result()
     with np.errstate(all="ignore"):  # signalling NaNs, sums and squares that overflow
+        if kind.family == "float" and 0 < data.size <= _EXACT * kind.itemsize:
+            few = values(dtype, data)
+            if few.size == 1 and math.isfinite(one := float(few[0])):
+                return Stats(finite=1, nan=0, inf=0, minimum=one, maximum=one, mean=one, l2=abs(one))
+            if total.add_few(few):
+                return total.result()
         for start in range(0, data.size, step):
             chunk = values(dtype, data[start : start + step])
             if kind.family == "complex":
@@ -112,7 +112,7 @@ class _Running:
             self.l2 = math.hypot(self.l2, _norm(wide))
 
     def add_few(self, chunk: NDArray[np.generic]) -> bool:
-        """Take in the only chunk, of ordinary numbers of four bytes or less; False where some may not be."""
+        """Take in the only chunk, of ordinary numbers; False where some may not be."""
         wide = _space.wide[: chunk.size]
         np.copyto(wide, chunk)
         square = float(np.dot(wide, wide))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 
 class Latest:
     """The digests among the latest ``reach`` boundaries; 0 knows none.
@@ -13,7 +15,7 @@ class Latest:
     def __init__(self, reach: int) -> None:
         self._reach = reach // 2
         self._count = 0
-        self._last: dict[str, int] = {}
+        self._last: OrderedDict[str, int] = OrderedDict()  # of a dict the first key takes ever longer to find
 
     def holds(self, digest: str) -> bool:
         """Tell whether the store knows this content when it gets the next boundary."""
@@ -25,7 +27,7 @@ class Latest:
         self._count += 1
         if digest is None or not self._reach:
             return
-        self._last.pop(digest, None)
         self._last[digest] = self._count
+        self._last.move_to_end(digest)
         if len(self._last) > self._reach:
-            del self._last[next(iter(self._last))]
+            self._last.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -56,7 +57,7 @@ class Sketcher:
         self._meshes: Mapping[str, Mesh] = {}
         self._identities = Identities()
         self._grids: dict[tuple[_Place, tuple[int, ...]], Grid] = {}
-        self._made: dict[str, int] = {}
+        self._made: OrderedDict[str, int] = OrderedDict()
         self._placed: dict[Hashable, Placed | None] = {}
         self._regions = lru_cache(maxsize=4096)(self._region)
 
@@ -120,15 +121,16 @@ class Sketcher:
     def made(self, digest: str, name: str) -> int | None:
         """Return the event of the boundary that has the sketch of a content at a place."""
         key = digest + name
-        if (event := self._made.pop(key, None)) is not None:
-            self._made[key] = event  # now the latest
+        if (event := self._made.get(key)) is not None:
+            self._made.move_to_end(key)  # now the latest
         return event
 
     def remember(self, digest: str, name: str, event: int) -> None:
         """Take note of the boundary that has the sketch of a content at a place."""
-        if len(self._made) >= _REMEMBERED:
-            del self._made[next(iter(self._made))]  # the oldest
         self._made[digest + name] = event
+        self._made.move_to_end(digest + name)
+        if len(self._made) > _REMEMBERED:
+            self._made.popitem(last=False)  # the oldest
 
     def _place(self, boundary: Boundary, size: tuple[int, int]) -> Placed | None:
         part = self._regions(boundary.shard, boundary.local_shape)

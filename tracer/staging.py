@@ -143,6 +143,10 @@ class Stage:
     knows nothing is kept here and nothing done again. Nothing but the bytes tells: neither address nor
     version of a tensor changes with all that may be written to it. They only say what is likely: a tensor
     that was here before is hashed where it lies, and copied if its content is new after all.
+
+    The lock is for training threads, to which room and latest belong; the writer takes it only to wait, and
+    to wake who waits. Boundaries and memory go between through queues, which need none: a training thread
+    that met the writer at a lock would lose more time than the copy takes.
     """
 
     def __init__(
@@ -169,13 +173,16 @@ class Stage:
         self._prefixes: dict[tuple[torch.dtype, torch.Size], xxh3_128] = {}
         self._oversized = False
         self._queue: deque[_Job] = deque()
+        self._returned: deque[Lease] = deque()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # the writer waits for it
         self._freed = threading.Condition(self._lock)  # and training threads for this
+        self._waiting = 0
         self._closing = False
         self._broken = False
         self._written = 0
         self._unseen_bytes = 0
+        self._pushed_bytes = self._done_bytes = 0  # counted by training threads, and by the writer
         self._thread = threading.Thread(target=self._run, name="tensortrace-writer", daemon=True)
         self._thread.start()
 
@@ -204,10 +211,10 @@ class Stage:
             if sums and keeping is not None and taken.digest is not None:
                 bare = self._without_bytes(boundary, keeping, taken.digest, lease.bytes)
                 if bare is not None:
-                    self._give_back(lease)
+                    self._take_back(lease)
                     return bare
         except BaseException:
-            self._give_back(lease)
+            self._take_back(lease)
             raise
         return taken
 
@@ -216,7 +223,7 @@ class Stage:
         key, lease = taken.key, taken.lease
         with self._lock:
             if key is not None and lease is not None and self._latest.holds(key):
-                self._give_back(lease)
+                self._take_back(lease)
                 taken, lease = taken._replace(lease=None, wait=None), None
             self._push((boundary, taken), 0 if lease is None else lease.bytes.size)
             self._latest.add(key)
@@ -237,15 +244,18 @@ class Stage:
 
     def _lend(self, tensor: torch.Tensor) -> Lease | None:
         """Return memory for this tensor's bytes; None where there is none under the pressure policy."""
-        size = tensor.nbytes
         with self._lock:
-            while not (self._closing or self._broken):
-                if (lease := self._try_lend(size, tensor)) is not None:
-                    return lease
-                if self._pressure == "drop":
-                    return None
-                self._changed.notify_all()
-                self._freed.wait()
+            if (lease := self._try_lend(tensor)) is not None or self._pressure == "drop":
+                return lease
+            self._waiting += 1  # from here on the writer says when it has given something back
+            try:
+                while not (self._closing or self._broken):
+                    if (lease := self._try_lend(tensor)) is not None:
+                        return lease
+                    self._changed.notify_all()
+                    self._freed.wait()
+            finally:
+                self._waiting -= 1
         return None
 
     def know(self, meshes: Mapping[str, Mesh]) -> None:
@@ -319,9 +329,12 @@ class Stage:
         hasher.update(data)
         return hasher.hexdigest()
 
-    def _try_lend(self, size: int, tensor: torch.Tensor) -> Lease | None:
-        if len(self._queue) >= MOST_QUEUED:
+    def _try_lend(self, tensor: torch.Tensor) -> Lease | None:
+        if self._closing or self._broken or len(self._queue) >= MOST_QUEUED:
             return None
+        while self._returned:
+            self._take_back(self._returned.popleft())
+        size = tensor.nbytes
         if size > self._room.capacity:
             if self._oversized or not self._room.empty:
                 return None
@@ -336,17 +349,31 @@ class Stage:
             self._bytes, self._address = self._memory.numpy(), self._memory.data_ptr()
         return Lease(offset, self._memory, self._bytes[offset : offset + size], self._address + offset)
 
-    def _give_back(self, lease: Lease) -> None:
+    def _take_back(self, lease: Lease) -> None:
+        """Let a training thread use this memory for something else."""
         with self._lock:
             if lease.offset is None:
                 self._oversized = False
             else:
                 self._room.release(lease.offset)
-            self._freed.notify_all()
+            if self._waiting:
+                self._freed.notify_all()
+
+    def _give_back(self, lease: Lease) -> None:
+        """Return memory to the training threads; called by the writer."""
+        self._returned.append(lease)
+        self._done_bytes += lease.bytes.size
+        self._say_freed()
+
+    def _say_freed(self) -> None:
+        if self._waiting:
+            with self._lock:
+                self._freed.notify_all()
 
     def _push(self, job: _Job, size_bytes: int = 0) -> None:
+        self._queue.append(job)
         with self._lock:
-            self._queue.append(job)
+            self._pushed_bytes += size_bytes
             self._unseen_bytes += size_bytes
             if self._unseen_bytes >= WAKE_BYTES:
                 self._unseen_bytes = 0
@@ -370,20 +397,20 @@ class Stage:
             self._remembering.flush()
         while not self._wait_a_little():
             pass
-        with self._changed:
-            if not self._queue:
-                return None
-            job = self._queue.popleft()
-            if len(self._queue) == MOST_QUEUED - 1:  # it was full, and such a job may give back no memory
-                self._freed.notify_all()
-            return job
+        if not self._queue:
+            return None
+        job = self._queue.popleft()
+        if len(self._queue) >= MOST_QUEUED - 1:  # it was full, and such a job may give back no memory
+            self._say_freed()
+        return job
 
     def _wait_a_little(self) -> bool:
         """Wait until there is a job or the stage is closing; False where neither came in time."""
-        with self._changed:
-            if not self._queue and not self._closing:
-                self._changed.wait(LINGER_S)
-            return bool(self._queue) or self._closing
+        if not self._queue:
+            with self._changed:
+                if not self._queue and not self._closing:
+                    self._changed.wait(LINGER_S)
+        return bool(self._queue) or self._closing
 
     def _do(self, job: _Job) -> None:
         if not isinstance(job, tuple):
@@ -399,7 +426,8 @@ class Stage:
         try:
             if taken.wait is not None:
                 taken.wait()
-            hurried = taken.wait is None or self._room.used > HURRIED * self._room.capacity
+            waiting_bytes = self._pushed_bytes - self._done_bytes
+            hurried = taken.wait is None or waiting_bytes > HURRIED * self._room.capacity
             if remembering is None or taken.digest is None:
                 self._store.append(boundary, lease.bytes, hurried=hurried)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -73,7 +73,7 @@ class RankWriter:
         self._dedup = dedup
         self._encoder = Encoder(compress)
         self.keeping = Keeping(promise)
-        self._seen: dict[str, tuple[int | None, Stats]] = {}
+        self._seen: OrderedDict[str, tuple[int | None, Stats]] = OrderedDict()
         self._shards: dict[Shard, int] = {}
         self._segments = 0
         self._segment: SegmentWriter | None = None
@@ -259,7 +259,7 @@ class RankWriter:
         elif entry.same_as is not None:
             segment.header.add_alias(boundary, entry.same_as)
             if entry.digest in self._seen:
-                self._seen[entry.digest] = self._seen.pop(entry.digest)  # the latest now
+                self._seen.move_to_end(entry.digest)
         else:
             segment.header.add_unstored(boundary)
             self._remember_digest(entry, None)
@@ -270,11 +270,11 @@ class RankWriter:
         """Remember content and the event that holds it, None where its bytes were not kept."""
         if not self._dedup:
             return
-        self._seen.pop(entry.digest, None)
-        if len(self._seen) >= self._dedup:
-            del self._seen[next(iter(self._seen))]  # the oldest
         assert entry.stats is not None
         self._seen[entry.digest] = (event, entry.stats)
+        self._seen.move_to_end(entry.digest)
+        if len(self._seen) > self._dedup:
+            self._seen.popitem(last=False)  # the oldest
 
     def end_step(self) -> None:
         """Finish the step, and seal the segment if it can stand alone; call after a step's last boundary."""
