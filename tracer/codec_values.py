@@ -27,9 +27,6 @@ _COLUMN = 64
 _VANISHING = 2.0**-100
 """Mean square of a run below which float32 may have lost some of the squares."""
 
-_ORDINARY = 1e-280
-"""Sums of squares between this and infinity have lost nothing that counts, and of finite numbers only."""
-
 _DOT = 8 << 10
 """Elements of one inner product. Beyond 10,000 BLAS hands it to threads of its own, which then spin on the
 cores that train."""
@@ -70,12 +67,10 @@ def statistics(dtype: str, data: Bytes) -> Stats:
     total = _Running()
     step = _BLOCK * kind.itemsize
     with np.errstate(all="ignore"):  # signalling NaNs, sums and squares that overflow
-        if kind.family == "float" and 0 < data.size <= _EXACT * kind.itemsize:
-            few = values(dtype, data)
-            if few.size == 1 and math.isfinite(one := float(few[0])):
-                return Stats(finite=1, nan=0, inf=0, minimum=one, maximum=one, mean=one, l2=abs(one))
-            if total.add_few(few):
-                return total.result()
+        if kind.family == "float" and data.size == kind.itemsize:  # as many are: counts, rates, losses
+            one = float(values(dtype, data)[0])
+            if math.isfinite(one):
+                return Stats(finite=1, minimum=one, maximum=one, mean=one, l2=abs(one))
         for start in range(0, data.size, step):
             chunk = values(dtype, data[start : start + step])
             if kind.family == "complex":
@@ -110,18 +105,6 @@ class _Running:
             self.low, self.high = min(self.low, low), max(self.high, high)
             self.sum += float(np.add.reduce(wide))
             self.l2 = math.hypot(self.l2, _norm(wide))
-
-    def add_few(self, chunk: NDArray[np.generic]) -> bool:
-        """Take in the only chunk, of ordinary numbers; False where some may not be."""
-        wide = _space.wide[: chunk.size]
-        np.copyto(wide, chunk)
-        square = float(np.dot(wide, wide))
-        if not _ORDINARY < square < math.inf:
-            return False
-        self.finite = chunk.size
-        self.low, self.high = float(np.minimum.reduce(wide)), float(np.maximum.reduce(wide))
-        self.sum, self.l2 = float(np.add.reduce(wide)), math.sqrt(square)
-        return True
 
     def add_quickly(self, chunk: NDArray[np.generic]) -> bool:
         """Take in a chunk by sums in float32; False where these would not tell, or not exactly enough."""
@@ -172,7 +155,7 @@ class _Running:
 def _norm(wide: NDArray[np.float64]) -> float:
     """Return the L2 norm; scaled where the squares would overflow or vanish."""
     square = _squares(wide)
-    if _ORDINARY < square < math.inf:
+    if 1e-280 < square < math.inf:
         return math.sqrt(square)
     top = float(np.abs(wide).max(initial=0.0))
     if top == 0.0:

@@ -173,7 +173,7 @@ class Stage:
         self._prefixes: dict[tuple[torch.dtype, torch.Size], xxh3_128] = {}
         self._oversized = False
         self._queue: deque[_Job] = deque()
-        self._returned: deque[Lease] = deque()
+        self._returned: deque[int | None] = deque()  # offsets of leases that the writer is done with
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # the writer waits for it
         self._freed = threading.Condition(self._lock)  # and training threads for this
@@ -211,10 +211,10 @@ class Stage:
             if sums and keeping is not None and taken.digest is not None:
                 bare = self._without_bytes(boundary, keeping, taken.digest, lease.bytes)
                 if bare is not None:
-                    self._take_back(lease)
+                    self._release(lease.offset)
                     return bare
         except BaseException:
-            self._take_back(lease)
+            self._release(lease.offset)
             raise
         return taken
 
@@ -223,7 +223,7 @@ class Stage:
         key, lease = taken.key, taken.lease
         with self._lock:
             if key is not None and lease is not None and self._latest.holds(key):
-                self._take_back(lease)
+                self._release(lease.offset)
                 taken, lease = taken._replace(lease=None, wait=None), None
             self._push((boundary, taken), 0 if lease is None else lease.bytes.size)
             self._latest.add(key)
@@ -333,7 +333,7 @@ class Stage:
         if self._closing or self._broken or len(self._queue) >= MOST_QUEUED:
             return None
         while self._returned:
-            self._take_back(self._returned.popleft())
+            self._release(self._returned.popleft())
         size = tensor.nbytes
         if size > self._room.capacity:
             if self._oversized or not self._room.empty:
@@ -349,19 +349,19 @@ class Stage:
             self._bytes, self._address = self._memory.numpy(), self._memory.data_ptr()
         return Lease(offset, self._memory, self._bytes[offset : offset + size], self._address + offset)
 
-    def _take_back(self, lease: Lease) -> None:
-        """Let a training thread use this memory for something else."""
+    def _release(self, offset: int | None) -> None:
+        """Let a training thread use what was lent at this offset for something else."""
         with self._lock:
-            if lease.offset is None:
+            if offset is None:
                 self._oversized = False
             else:
-                self._room.release(lease.offset)
+                self._room.release(offset)
             if self._waiting:
                 self._freed.notify_all()
 
     def _give_back(self, lease: Lease) -> None:
         """Return memory to the training threads; called by the writer."""
-        self._returned.append(lease)
+        self._returned.append(lease.offset)
         self._done_bytes += lease.bytes.size
         self._say_freed()
 
@@ -383,6 +383,7 @@ class Stage:
         try:
             while (job := self._next()) is not None:
                 self._do(job)
+                del job  # while there is nothing to do, nothing is held that was lent
                 self._written += 1
         except BaseException as error:
             self._broken = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -123,25 +125,27 @@ class RankWriter:
         if self._index.closed:
             raise TraceError(f"{self.folder}: appended to after it was closed")
         segment = self._segment_with_room(boundary)
-        size, boundaries = segment.size, segment.boundaries
-        try:
+        with self._taking_back(segment):
             entry = self._store(segment, boundary, digest, data, hurried, held, summary)
             if finish:
                 self.flush()
-        except BaseException:
-            self._take_back(segment, size, boundaries)
-            raise
         self._remember(segment, boundary, entry)
         self._finish_written(segment)
         return entry
 
-    def _take_back(self, segment: SegmentWriter, size: int, boundaries: int) -> None:
-        """Take a boundary back that could not be stored: the segment had this size and so many before it."""
-        if segment.size > size:
-            segment.rollback(size)
-            segment.boundaries = boundaries
-        while self._lines and self._lines[-1].end > size:
-            self._lines.pop()
+    @contextmanager
+    def _taking_back(self, segment: SegmentWriter) -> Iterator[None]:
+        """Take a boundary back that could not be stored."""
+        size, boundaries = segment.size, segment.boundaries
+        try:
+            yield
+        except BaseException:
+            if segment.size > size:
+                segment.rollback(size)
+                segment.boundaries = boundaries
+            while self._lines and self._lines[-1].end > size:
+                self._lines.pop()
+            raise
 
     def flush(self) -> None:
         """Finish every boundary. Raises OSError, and what was not finished before is then lost."""
@@ -223,15 +227,11 @@ class RankWriter:
         Raises as ``append`` does.
         """
         segment = self._segment_with_room(entry)
-        size, boundaries = segment.size, segment.boundaries
-        try:
+        with self._taking_back(segment):
             blob = None if payload is None else self._put(segment, entry, _flat_bytes(payload), False)
             shard, shard_ref = self._place(entry.shard)
             new = msgspec.structs.replace(entry, blob=blob, shard=shard, shard_ref=shard_ref)
             self._commit(segment, new)
-        except BaseException:
-            self._take_back(segment, size, boundaries)
-            raise
         self._remember(segment, entry, new)
         self._finish_written(segment)
 

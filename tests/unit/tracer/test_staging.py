@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -144,6 +146,48 @@ def test_a_tensor_larger_than_the_buffer_goes_alone() -> None:
     assert rig.add(torch.ones(1000))
     assert rig.stage.close()
     assert [len(payload) for _, payload in store.got] == [4000, 4, 4000]
+
+
+def test_what_was_lent_outside_the_buffer_is_let_go_of_once_it_is_written() -> None:
+    store = Gate()
+    rig = Rig(store, capacity=64)
+    tensor = torch.arange(1000.0)
+    given = boundary(0, tensor)
+    taken = rig.stage.take(tensor, given)
+    assert taken is not None
+    assert taken.lease is not None
+    memory = weakref.ref(taken.lease.whole)
+    rig.stage.queue(given, taken)
+    del taken
+    written = threading.Event()
+    rig.stage.run_in_order(written.set)
+    assert written.wait(PATIENCE_S)
+    assert memory() is None
+    assert rig.stage.close()
+    assert store.got == [(0, tensor.numpy().tobytes())]
+
+
+def test_threads_that_share_little_memory_lose_nothing() -> None:
+    store = Gate()
+    stage = Rig(store, capacity=3 * 4096).stage
+    each, threads = 300, 4
+
+    def train(first: int) -> None:
+        for event in range(first, first + each):
+            tensor = torch.full((event % 1024 + 1,), float(event))
+            given = boundary(event, tensor)
+            taken = stage.take(tensor, given)
+            assert taken is not None
+            stage.queue(given, taken)
+
+    running = [in_thread(functools.partial(train, each * number)) for number in range(threads)]
+    for thread in running:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert stage.close()
+    expected = {event: np.full(event % 1024 + 1, event, "f4").tobytes() for event in range(each * threads)}
+    assert len(store.got) == each * threads
+    assert dict(store.got) == expected
 
 
 def test_a_failing_store_wakes_the_training_that_waits_for_it() -> None:
